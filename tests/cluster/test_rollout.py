@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from tests.support.cluster.connection import Object
 from tests.support.cluster.system import DEPLOYMENTS, POOLS, System, condition
 from tests.support.cluster.terminations import Terminations
+from tests.support.postgres import TestServer
 
 
 async def test_executors_are_replaced_one_by_one_and_finish_first(system: System) -> None:
@@ -94,6 +95,33 @@ async def test_a_changed_password_reaches_executors_that_the_database_lets_in_no
             ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = $1"
             await system.db.execute(ended, role)
             await system.db.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+async def test_a_secret_that_names_another_database_moves_the_pool_and_interrupts_no_job(
+    system: System, postgres: TestServer
+) -> None:
+    other = await postgres.create_database()
+    first = system.operator()
+    try:
+        await system.pool(scaling={"minReplicas": 1})
+        held = await system.submit("hold", flag="go")
+        await system.effects.begun(held)
+        assert await first.stop() == 0
+        await system.set_url(system.cluster.database_url(postgres, other))
+        system.operator()  # which has never seen the old URL
+        await system.until_pool(
+            lambda pool: pool["status"]["drainingReplicas"] == pool["status"]["readyReplicas"] == 1,
+            why="one drains in the old database, one takes jobs in the new one",
+        )
+        await system.effects.flag("go")
+        await system.until_replicas("pool-1")
+        assert await system.effects.all_finished([held]) == {"success": 1}
+        assert len(await system.effects.of(held)) == 1
+        await system.pool(suspend=True)
+        await system.until_replicas()
+    finally:
+        await system.api.delete(POOLS, "pool", system.namespace)
+        await postgres.drop_database(other)
 
 
 def with_user(url: str, user: str) -> str:

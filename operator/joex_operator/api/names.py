@@ -15,6 +15,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 POOL_LABEL = f"{GROUP}/pool"
 REPLICA_LABEL = f"{GROUP}/replica"
 TEMPLATE_ANNOTATION = f"{GROUP}/template-hash"
+DATABASE_ANNOTATION = f"{GROUP}/database"
 FIELD_MANAGER = "joex-operator"
 
 LONGEST_POOL = 40

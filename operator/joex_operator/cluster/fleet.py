@@ -71,7 +71,8 @@ class ClusterFleet:
 
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""
-        manifest = manifests.replica_deployment(pool, index, self._image, self._secrets.digest(pool))
+        secret, database = self._secrets.digest(pool), self._secrets.database(pool)
+        manifest = manifests.replica_deployment(pool, index, self._image, secret, database)
         try:
             made: Body = await self._api.create(path_of(pool.namespace, "deployments"), manifest, **_STRICT)
         except Conflict:

@@ -11,6 +11,7 @@ from joex.core.url import check_database_url
 from joex_operator.api.objects import Pool
 from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, path_of
 from joex_operator.control.fleet import UrlUnknown
+from joex_operator.metrics import database_name
 
 _KEPT_FOR = 300.0
 _RECHECKED_IN = 10.0
@@ -23,6 +24,7 @@ class Secrets:
         self._api = api
         self._known: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
         self._digests: dict[tuple[str, str], tuple[str, str, str]] = {}
+        self._databases: dict[tuple[str, str], str] = {}
 
     async def database_url(self, pool: Pool) -> str:
         """The URL of a pool's database.
@@ -49,6 +51,7 @@ class Secrets:
         except (ValueError, binascii.Error) as error:
             problem = str(error)
         else:
+            self._databases[pool.namespace, pool.name] = database_name(url)
             return url
         self._forget(pool)
         # (Outside of the except blocks: an error of the decoder, which has all bytes, would be the context of this.)
@@ -69,6 +72,10 @@ class Secrets:
             made = hashlib.scrypt(content.encode(), salt=pool.uid.encode(), n=2**14, r=8, p=1, dklen=8).hex()
             known = self._digests[pool.namespace, pool.name] = (pool.uid, content, made)
         return known[2]
+
+    def database(self, pool: Pool) -> str:
+        """The name of the database of the URL that was read last; empty: none was read."""
+        return self._databases.get((pool.namespace, pool.name), "")
 
     def recheck(self, pool: Pool) -> None:
         """Read the secret of a pool again soon, because its database has failed, or an executor is not ready."""

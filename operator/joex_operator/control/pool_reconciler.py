@@ -129,7 +129,7 @@ class PoolReconciler:
         else:
             now = datetime.now(UTC)
             judged = [_judged(replica, worked, now) for replica in self._fleet.replicas(pool)]
-            replicas = _merged(pool, judged, known)
+            replicas = _merged(pool, judged, known, database.name)
             if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old
                 self._fleet.recheck_url(pool)
             return ObservedPool(tuple(replicas), demand, template, taken=self._fleet.taken(pool)), database
@@ -244,18 +244,19 @@ def _judged(replica: Replica, worked: set[str], now: datetime) -> Replica:
     )
 
 
-def _merged(pool: Pool, observed: Sequence[Replica], known: Mapping[int, Known]) -> list[Replica]:
+def _merged(pool: Pool, observed: Sequence[Replica], known: Mapping[int, Known], database: str) -> list[Replica]:
     """The observed replicas with what the database knows of them, and the replicas that only the database knows."""
     replicas = {replica.index: replica for replica in observed}
     for index in known.keys() - replicas.keys():
         replicas[index] = Replica(replica_name(pool.name, index), index)
-    return [_with_executor(replicas[index], known.get(index)) for index in sorted(replicas)]
+    return [_with_executor(replicas[index], known.get(index), database) for index in sorted(replicas)]
 
 
-def _with_executor(replica: Replica, known: Known | None) -> Replica:
+def _with_executor(replica: Replica, known: Known | None, database: str) -> Replica:
     if known is None:
-        return replace(replica, executor=ObservedExecutor())
-    executor = ObservedExecutor(known.executor is not None, known.held, known.draining, known.retired_at, known.pod_uid)
+        return replace(replica, executor=ObservedExecutor(database=database))
+    alive = known.executor is not None
+    executor = ObservedExecutor(alive, known.held, known.draining, known.retired_at, known.pod_uid, database)
     return replace(replica, executor=executor)
 
 

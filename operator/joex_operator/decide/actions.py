@@ -22,6 +22,7 @@ class Why(enum.StrEnum):
     HOLD = "hold"
     FALLBACK = "fallback"
     TEMPLATE = "template"  # its template is outdated
+    DATABASE = "database"  # its pool has another database now
     LOST = "lost"  # its node is lost, and the database says that its executor is dead
     RETIRED = "retired"  # no executor runs under its app-id, and none will
     DRAIN_TIMEOUT = "drain timeout"  # it has drained for too long, and onTimeout is Terminate

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from joex_operator.api.names import FIELD_MANAGER, POOL_LABEL, REPLICA_LABEL, TEMPLATE_ANNOTATION, replica_index
+from joex_operator.api.names import (
+    DATABASE_ANNOTATION,
+    FIELD_MANAGER,
+    POOL_LABEL,
+    REPLICA_LABEL,
+    TEMPLATE_ANNOTATION,
+    replica_index,
+)
 from joex_operator.decide.manifests.overlay import EXECUTOR
 from joex_operator.decide.replicas import Replica
 
@@ -19,7 +26,11 @@ _RESTARTS = 2  # from the second on, the kubelet waits before it restarts a cont
 
 @dataclass(frozen=True, slots=True)
 class ObservedDeployment:
-    """The parts of a Deployment that matter. ``owner``: the uid of its pool; ``deleting``: it is being deleted."""
+    """The parts of a Deployment that matter.
+
+    ``owner``: the uid of its pool; ``database``: the name of the database that it was made for; ``deleting``: it is
+    being deleted.
+    """
 
     namespace: str
     pool: str
@@ -27,6 +38,7 @@ class ObservedDeployment:
     uid: str
     owner: str
     template: str
+    database: str
     replicas: int
     deleting: bool
     problem: str | None
@@ -61,6 +73,7 @@ def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
     """The parts of a Deployment that matter."""
     metadata, spec = body["metadata"], body["spec"]
     owners = [owner["uid"] for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
+    annotations = metadata.get("annotations") or {}
     conditions = _conditions(body)
     failure = conditions.get("ReplicaFailure", {})
     return ObservedDeployment(
@@ -69,7 +82,8 @@ def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
         replica=metadata["name"],
         uid=metadata["uid"],
         owner=owners[0] if owners else "",
-        template="" if _was_changed(metadata) else (metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
+        template="" if _was_changed(metadata) else annotations.get(TEMPLATE_ANNOTATION, ""),
+        database=annotations.get(DATABASE_ANNOTATION, ""),
         replicas=spec.get("replicas", 1),
         deleting="deletionTimestamp" in metadata,
         problem=_said(failure) if failure.get("status") == "True" else None,
@@ -134,7 +148,7 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
         return Replica(name, index, pods=there)
     if made.deleting or made.owner not in ("", owner):
         # It counts as a pod until it is gone: a deletion in the foreground removes its pods first.
-        return Replica(name, index, pods=(*there, made.uid))
+        return Replica(name, index, database=made.database, pods=(*there, made.uid))
     staying = [pod for pod in pods if not pod.deleting]
     return Replica(
         name,
@@ -143,6 +157,7 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
         # An orphan of an earlier pool of this name, deleted with --cascade=orphan: its executor goes on, and the
         # operator replaces it as if its template were outdated.
         template=made.template if made.owner else "",
+        database=made.database,
         pods_wanted=made.replicas,
         problem=next((pod.problem for pod in staying if pod.problem), made.problem),
         lost=any(pod.lost for pod in pods) and not any(not pod.lost for pod in staying),

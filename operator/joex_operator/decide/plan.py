@@ -94,7 +94,7 @@ def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) 
     surplus = _surplus(observed, sizing)
     outdated = _outdated(pool, observed, sizing, surplus)
     created = _created(observed, sizing, leaving=len(surplus) + len(outdated))
-    asked = [*surplus, *outdated, *_crashing(observed, sizing), *_lost(observed)]
+    asked = [*surplus, *outdated, *_crashing(observed, sizing), *_lost(observed), *_elsewhere(observed)]
     actions = (*_reports(observed), *_deletions(pool, observed, now), *_repairs(observed), *asked, *created)
     return Plan(
         actions=actions,
@@ -168,6 +168,15 @@ def _lost(observed: ObservedPool) -> list[AskDrain]:
     return [AskDrain(replica.name, only_if_idle=True, why=Why.LOST) for replica in lost]
 
 
+def _elsewhere(observed: ObservedPool) -> list[AskDrain]:
+    """Retire replicas whose executors work in another database: all at once, because they take no job of the pool."""
+    return [
+        AskDrain(replica.name, only_if_idle=True, why=Why.DATABASE)
+        for replica in observed.replicas
+        if replica.is_elsewhere and replica.uid is not None and _retired_at(replica) is None
+    ]
+
+
 def _created(observed: ObservedPool, sizing: Sizing, *, leaving: int) -> list[CreateReplica]:
     """Create what is missing, up to the maximum: a replica that drains or crashes counts until it is gone."""
     staying = len(takers(observed.replicas))
@@ -191,7 +200,7 @@ def _reports(observed: ObservedPool) -> Iterator[ReportGone]:
 
 def _deletions(pool: Pool, observed: ObservedPool, now: datetime) -> Iterator[DeleteReplica | ForgetReplica]:
     for replica in observed.replicas:
-        retired_at = None if replica.executor is None else replica.executor.retired_at
+        retired_at = _retired_at(replica)
         if replica.phase is Phase.GOING and retired_at is not None and not replica.pods:
             yield ForgetReplica(replica.name, retired_at)
         elif replica.uid is not None and (why := _may_go(pool, replica, now)):
@@ -199,7 +208,7 @@ def _deletions(pool: Pool, observed: ObservedPool, now: datetime) -> Iterator[De
 
 
 def _may_go(pool: Pool, replica: Replica, now: datetime) -> Why | None:
-    if replica.phase is Phase.RETIRED:
+    if replica.phase is Phase.RETIRED or (replica.is_elsewhere and _retired_at(replica) is not None):
         return Why.RETIRED
     if replica.phase is Phase.UNKNOWN and pool.deleted_at is not None and now >= pool.deleted_at + _PATIENCE:
         return Why.UNREACHABLE
@@ -210,9 +219,14 @@ def _may_go(pool: Pool, replica: Replica, now: datetime) -> Why | None:
 
 def _drained_by(pool: Pool, replica: Replica) -> datetime | None:
     """When the drain of a replica is due; None: it does not drain, or this operator did not retire it."""
-    if replica.phase is not Phase.DRAINING or replica.executor is None or replica.executor.retired_at is None:
+    retired_at = _retired_at(replica)
+    if replica.phase is not Phase.DRAINING or retired_at is None:
         return None
-    return replica.executor.retired_at + pool.spec.drain.timeout
+    return retired_at + pool.spec.drain.timeout
+
+
+def _retired_at(replica: Replica) -> datetime | None:
+    return None if replica.executor is None else replica.executor.retired_at
 
 
 def _is_overdue(pool: Pool, replica: Replica, now: datetime) -> bool:

@@ -13,6 +13,10 @@ then on no executor takes a job or registers under that app-id, until the operat
     RETIRED  ------------------------>  GOING  ---------------------------->  (forgotten: the index is free)
              Deployment is deleted             its pods are gone
 
+An executor that works in another database than the pool's (the secret has changed) drains too. Only the old database
+knows what it runs, and no secret has its URL any more: so its app-id is retired in the pool's database, where a restart
+would register, its Deployment is deleted, and it finishes its jobs within the grace period of its pod.
+
 There is no way back from draining: a deletion is safe only because a retired app-id stays retired. New work goes to a
 new replica, which starts in a moment.
 """
@@ -54,6 +58,7 @@ class ObservedExecutor:
         draining: it takes no more jobs, whether this operator drains it or an administrator does.
         retired_at: since when no executor can register under the app-id; None: it is not retired.
         pod_uid: the pod it runs in.
+        database: the name of the database.
     """
 
     alive: bool = False
@@ -61,6 +66,7 @@ class ObservedExecutor:
     draining: bool = False
     retired_at: datetime | None = None
     pod_uid: str | None = None
+    database: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Replica:
         name, index: of the replica.
         uid: of its Deployment; None: there is none, or it is being deleted.
         template: the hash of the template that it was made of.
+        database: the name of the database that it was made for; empty: not known.
         pods_wanted: the `spec.replicas` of its Deployment; anything but 1 was set by a user.
         problem: why its pod does not start, in a few words; None: nothing is wrong.
         lost: the node of its pod does not answer.
@@ -87,6 +94,7 @@ class Replica:
     index: int
     uid: str | None = None
     template: str = ""
+    database: str = ""
     pods_wanted: int = 1
     problem: str | None = None
     lost: bool = False
@@ -106,10 +114,11 @@ class Replica:
         executor = self.executor
         if executor is None:
             return Phase.GOING if self.uid is None else Phase.UNKNOWN
+        works = executor.alive or self.is_elsewhere
         if self.uid is None:
-            return Phase.DRAINING if executor.alive else Phase.GOING
-        if executor.retired_at is not None or (executor.alive and executor.draining):
-            return Phase.DRAINING if executor.alive else Phase.RETIRED
+            return Phase.DRAINING if works else Phase.GOING
+        if self.is_elsewhere or executor.retired_at is not None or (executor.alive and executor.draining):
+            return Phase.DRAINING if works else Phase.RETIRED
         if self.crashing and not self.lost:  # (the database may not know it yet)
             return Phase.CRASHING
         if executor.alive:
@@ -120,6 +129,15 @@ class Replica:
     def is_forgotten(self) -> bool:
         """Whether nothing of it is left in the fleet and in the database but the uids of pods that ended."""
         return self.phase is Phase.GOING and self.executor == ObservedExecutor() and not self.pods
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it was made for another database than the pool's, and the pool's knows no executor of it.
+
+        (It knows one when the container was restarted, and when both names mean one database.)
+        """
+        there, executor = self.uid is not None or bool(self.pods), self.executor
+        return there and executor is not None and not executor.alive and self.database not in ("", executor.database)
 
     @property
     def is_deaf(self) -> bool:

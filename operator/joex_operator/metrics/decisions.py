@@ -109,7 +109,7 @@ def _decision(action: Action) -> tuple[str, str] | None:
         case CreateReplica(_, why):
             return "up", str(why)
         case AskDrain(_, _, why):
-            return "replace" if why in (Why.TEMPLATE, Why.LOST) else "down", str(why)
+            return "replace" if why in (Why.TEMPLATE, Why.DATABASE, Why.LOST) else "down", str(why)
         case DeleteReplica(_, _, why):
             return None if why is Why.RETIRED else ("down", str(why))
         case UpdateReplica():

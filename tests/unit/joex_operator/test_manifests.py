@@ -63,7 +63,7 @@ def test_the_deployment_of_a_replica():
             "name": "documents-3",
             "namespace": "prod",
             "labels": LABELS,
-            "annotations": {"joex.dev/template-hash": template_hash(pool(), "joex:1")},
+            "annotations": {"joex.dev/template-hash": template_hash(pool(), "joex:1"), "joex.dev/database": ""},
             "ownerReferences": [
                 {
                     "apiVersion": "joex.dev/v1alpha1",

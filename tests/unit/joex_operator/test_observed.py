@@ -85,6 +85,12 @@ def test_a_deployment_of_another_name_is_no_replica() -> None:
     assert cache.replicas("prod", "p", "pool-uid") == []
 
 
+@pytest.mark.parametrize("deleted", [{}, DELETED])
+def test_a_deployment_says_for_which_database_it_was_made_until_it_is_gone(deleted: dict[str, str]) -> None:
+    body = deployment(metadata={"annotations": {"joex.dev/database": "db/shop"}, **deleted})
+    assert replica_of(body).database == "db/shop"
+
+
 @pytest.mark.parametrize(
     ("manager", "fields", "template"),
     [

@@ -288,6 +288,44 @@ def test_what_is_too_much_goes_first_and_counts_for_the_rollout():
     ]
 
 
+# A secret that names another database.
+
+
+def made_for_another_database(count, **known):
+    """Replicas of which the pool's present database says this."""
+    found = replicas(count, template="old", database="db/old")
+    return [replace(one, executor=ObservedExecutor(**known, database="db/new")) for one in found]
+
+
+def test_executors_that_work_in_another_database_all_drain_and_count_until_they_are_gone():
+    found = seen(*made_for_another_database(3), runnable=20)
+    done = actions(found, scaling=autoscaled(most=4))
+    assert done == [
+        *(AskDrain(f"documents-{index}", only_if_idle=True, why=Why.DATABASE) for index in range(3)),
+        CreateReplica(3, Why.DEMAND),
+    ]
+    retired = seen(*made_for_another_database(3, retired_at=NOW), runnable=20)
+    assert actions(retired, scaling=autoscaled(most=3)) == [
+        DeleteReplica(f"documents-{index}", f"uid-{index}", Why.RETIRED) for index in range(3)
+    ], "now no restart of theirs takes a job that it has no time for; their pods finish what they run"
+    ending = [replace(one, uid=None) for one in retired.replicas]
+    assert actions(seen(*ending, runnable=20), scaling=autoscaled(most=3)) == []
+    gone = [replace(one, pods=()) for one in ending]
+    assert len(created(actions(seen(*gone, runnable=20), scaling=autoscaled(most=3)))) == 3
+
+
+def test_they_are_never_taken_for_executors_that_have_not_started():
+    found = seen(*made_for_another_database(3))
+    assert {one.phase for one in found.replicas} == {Phase.DRAINING}
+    assert {action.why for action in actions(found)} == {Why.DATABASE}
+    assert actions(seen(*replicas(3, Phase.UNKNOWN, database="db/old"), runnable=None)) == [], "nothing is known"
+
+
+def test_an_executor_that_has_started_again_since_is_one_of_the_present_database():
+    found = seen(*made_for_another_database(1, alive=True, held=2, pod_uid="pod-0"))
+    assert actions(found, replicas=1) == [AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE)]
+
+
 # Executors that crash.
 
 

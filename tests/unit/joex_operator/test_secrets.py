@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from joex_operator.cluster.secrets import Secrets
-from joex_operator.decide.manifests import template_hash
+from joex_operator.decide.manifests import replica_deployment, template_hash
 from tests.unit.joex_operator.builders import pool
 
 
@@ -47,3 +47,13 @@ async def test_the_digest_of_one_url_is_another_for_each_pool() -> None:
     await secrets.database_url(pool())
     other = replace(pool(), uid="another")
     assert len({secrets.digest(pool()), secrets.digest(other), secrets.digest(pool())}) == 2
+
+
+async def test_a_replica_notes_its_database_and_no_part_of_the_login() -> None:
+    api = Api()
+    api.data = {"url": "postgresql://app:one@db:5432/shop?sslmode=require"}
+    secrets = secrets_of(api)
+    assert secrets.database(pool()) == ""
+    await secrets.database_url(pool())
+    made = replica_deployment(pool(), 0, "joex:1", secrets.digest(pool()), secrets.database(pool()))
+    assert made["metadata"]["annotations"]["joex.dev/database"] == "db:5432/shop"

@@ -12,7 +12,14 @@ import math
 from datetime import timedelta
 from typing import Any
 
-from joex_operator.api.names import API_VERSION, TEMPLATE_ANNOTATION, replica_labels, replica_name, replica_selector
+from joex_operator.api.names import (
+    API_VERSION,
+    DATABASE_ANNOTATION,
+    TEMPLATE_ANNOTATION,
+    replica_labels,
+    replica_name,
+    replica_selector,
+)
 from joex_operator.api.objects import Pool
 from joex_operator.decide.manifests.environment import HTTP_PORT, environment, literal, signal_timeout
 from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
@@ -34,7 +41,7 @@ _RESTRICTED = {
 }
 
 
-def replica_deployment(pool: Pool, index: int, image: str, secret: str = "") -> dict[str, Any]:
+def replica_deployment(pool: Pool, index: int, image: str, secret: str = "", database: str = "") -> dict[str, Any]:
     """The Deployment of a replica.
 
     Args:
@@ -42,6 +49,7 @@ def replica_deployment(pool: Pool, index: int, image: str, secret: str = "") -> 
         index: of the replica.
         image: of a pool that names none: the operator's own.
         secret: a digest of the URL of the database, which its executor reads at its start.
+        database: the name of that database.
 
     Raises:
         SpecError: spec.template is invalid; the message names the field.
@@ -54,7 +62,7 @@ def replica_deployment(pool: Pool, index: int, image: str, secret: str = "") -> 
             "name": replica_name(pool.name, index),
             "namespace": pool.namespace,
             "labels": replica_labels(pool.name, index),
-            "annotations": {TEMPLATE_ANNOTATION: template_hash(pool, image, secret)},
+            "annotations": {TEMPLATE_ANNOTATION: template_hash(pool, image, secret), DATABASE_ANNOTATION: database},
             "ownerReferences": [_owner(pool)],
         },
         "spec": spec,
