@@ -144,12 +144,13 @@ def replicas(
 
 def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[ObservedPod], *, owner: str) -> Replica:
     there = tuple(pod.uid for pod in pods)
+    staying = [pod for pod in pods if not pod.deleting]
+    lost = any(pod.lost for pod in pods) and not any(not pod.lost for pod in staying)
     if made is None:
         return Replica(name, index, pods=there)
     if made.deleting or made.owner not in ("", owner):
         # It counts as a pod until it is gone: a deletion in the foreground removes its pods first.
-        return Replica(name, index, database=made.database, pods=(*there, made.uid))
-    staying = [pod for pod in pods if not pod.deleting]
+        return Replica(name, index, database=made.database, lost=lost, pods=(*there, made.uid))
     return Replica(
         name,
         index,
@@ -160,7 +161,7 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
         database=made.database,
         pods_wanted=made.replicas,
         problem=next((pod.problem for pod in staying if pod.problem), made.problem),
-        lost=any(pod.lost for pod in pods) and not any(not pod.lost for pod in staying),
+        lost=lost,
         crashing=any(pod.crashing for pod in staying),
         unready_since=next((pod.unready_since for pod in staying if pod.unready_since), None),
         pods=there,

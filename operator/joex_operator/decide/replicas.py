@@ -134,9 +134,10 @@ class Replica:
     def is_elsewhere(self) -> bool:
         """Whether it was made for another database than the pool's, and the pool's knows no executor of it.
 
-        (It knows one when the container was restarted, and when both names mean one database.)
+        (It knows one when the container was restarted, and when both names mean one database.) On a lost node it may
+        have ended, and its pod may stay for ever: it is `LOST`, whatever its database, and makes room for another.
         """
-        there, executor = self.uid is not None or bool(self.pods), self.executor
+        there, executor = (self.uid is not None or bool(self.pods)) and not self.lost, self.executor
         return there and executor is not None and not executor.alive and self.database not in ("", executor.database)
 
     @property

@@ -152,7 +152,9 @@ class TestLostPods:
     NOT_READY = ({"type": "Ready", "status": "False"},)
 
     def test_a_pod_that_is_not_ready_though_its_node_said_so_is_lost(self) -> None:
-        assert replica_of(deployment(), pod(conditions=self.NOT_READY, containerStatuses=[container()])).lost
+        lost = pod(conditions=self.NOT_READY, containerStatuses=[container()])
+        assert replica_of(deployment(), lost).lost
+        assert replica_of(deployment(metadata=DELETED), lost).lost, "until its Deployment is gone"
 
     def test_a_pod_that_is_not_ready_by_its_own_word_is_not(self) -> None:
         assert not replica_of(

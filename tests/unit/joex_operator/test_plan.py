@@ -326,6 +326,14 @@ def test_an_executor_that_has_started_again_since_is_one_of_the_present_database
     assert actions(found, replicas=1) == [AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE)]
 
 
+def test_one_on_a_lost_node_makes_room_as_its_pod_may_stay_for_ever():
+    lost = [replace(one, lost=True) for one in made_for_another_database(1)]
+    replaced = [AskDrain("documents-0", only_if_idle=True, why=Why.LOST), CreateReplica(1, Why.FIXED)]
+    assert actions(seen(*lost), replicas=1) == replaced
+    going = [replace(one, uid=None, executor=replace(one.executor, retired_at=NOW)) for one in lost]
+    assert actions(seen(*going), replicas=1) == [CreateReplica(1, Why.FIXED)]
+
+
 # Executors that crash.
 
 
