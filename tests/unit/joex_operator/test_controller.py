@@ -19,10 +19,14 @@ class Broken(ProcessFleet):
         nothing: Any = None  # no executor is started, and no Event recorded
         super().__init__({}, "postgresql:///x", log_format="json", output=nothing, changed=lambda *_: None)
         self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.told = asyncio.Event()
 
     def template(self, pool):
         self.asked.put_nowait(pool.name)
         raise FleetError(f"{pool.name}: refused")
+
+    async def record_events(self, *_):
+        self.told.set()
 
 
 @pytest.fixture
@@ -42,6 +46,14 @@ async def test_a_pool_that_has_failed_thousands_of_times_stops_no_other(controll
     controller.put(manifest("other"))
     while await asked(controller) != "other":
         pass
+
+
+async def test_a_pool_that_has_become_invalid_is_not_ready_in_the_metrics(controller):
+    controller.put(manifest("broken", poolSize=0))
+    async with asyncio.timeout(PATIENCE):
+        await controller._fleet.told.wait()
+    page, _ = controller.metrics.render()
+    assert b'joex_pool_condition{namespace="prod",pool="broken",type="Ready"} 0.0' in page
 
 
 async def asked(controller):

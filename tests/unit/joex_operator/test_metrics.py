@@ -397,7 +397,7 @@ def test_of_a_database_that_nobody_uses_nothing_is_left(metrics):
 
 def test_a_role_that_works_hides_none_that_does_not(metrics):
     good, bad = "postgresql://app:secret@db/shop", "postgresql://old:secret@db/shop"
-    for url in (good, bad):
+    for url in (bad, good):
         metrics.databases.reachable(url, value=True)
         metrics.databases.queues(url, [stats(waiting=7)])
     metrics.databases.reachable(bad, value=False)

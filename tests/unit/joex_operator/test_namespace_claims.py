@@ -135,6 +135,26 @@ async def test_ten_claims_are_made_or_renewed_at_once_so_that_a_thousand_are_in_
     assert all(map(claims.holds, namespaces))
 
 
+async def test_of_two_releases_the_second_leaves_the_namespace_alone_and_says_so(
+    server: Server, claims: NamespaceClaims
+) -> None:
+    second = NamespaceClaims(server, "tools/joex-operator")  # type: ignore[arg-type]
+    await second.claim(["shop"])
+    assert not second.holds("shop")
+    assert second.problem() == (
+        "the release joex/joex-operator manages the namespace shop: tools/joex-operator leaves it alone"
+    )
+    await claims.claim(["shop"])
+    assert claims.holds("shop")
+
+
+async def test_a_release_whose_claim_another_one_has_got_starts_over(server: Server, claims: NamespaceClaims) -> None:
+    assert server.lease is not None
+    server.lease["spec"]["holderIdentity"] = "tools/joex-operator"
+    with pytest.raises(FleetError, match="the release tools/joex-operator has taken the namespace shop"):
+        await claims.claim(["shop"])
+
+
 async def test_a_lease_that_was_made_by_hand_for_this_release_is_a_claim(server: Server) -> None:
     server.lease = {"metadata": {"name": "joex.dev"}, "spec": {"holderIdentity": "joex/joex-operator"}}
     claims = NamespaceClaims(server, "joex/joex-operator")  # type: ignore[arg-type]
