@@ -360,6 +360,23 @@ def test_a_connection_to_another_database_is_refused() -> None:
             client.submit("a")
 
 
+def test_a_connection_in_pipeline_mode_is_refused_and_may_leave_it_within_its_transaction(url: str) -> None:
+    with psycopg.connect(url) as held:
+        client = joex.sync.Client(held)
+        with held.pipeline():
+            held.execute(INSERT)
+            with pytest.raises(joex.ConfigError, match=r"^connection: expected one that is not in pipeline mode, "):
+                client.submit("a")
+        client.submit("b")
+    assert stored(url) == ({"b"}, 1)
+
+
+async def test_so_is_an_asynchronous_one(url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url) as held, held.pipeline():
+        with pytest.raises(joex.ConfigError, match=r"^connection: expected one that is not in pipeline mode, "):
+            await joex.Client(UNUSED).submit("a", connection=held)
+
+
 @pytest.mark.parametrize("kind", SYNC)
 def test_an_error_of_the_server_leaves_the_transaction_to_its_owner(url: str, kind: str) -> None:
     client = joex.sync.Client(UNUSED)

@@ -166,6 +166,11 @@ class PsycopgAdapter(Adapter):
     def __init__(self, given: Any) -> None:
         self._psycopg = sys.modules["psycopg"]
         super().__init__(given, self._psycopg.Error)
+        if given.pgconn.pipeline_status != self._psycopg.pq.PipelineStatus.OFF:  # a cursor has no answer there yet
+            raise ConfigError(
+                "connection: expected one that is not in pipeline mode, because each call waits for its answer: call "
+                "outside the block of pipeline()"
+            )
 
     def _is_in_transaction(self) -> bool:
         return not (self._given.autocommit and self._is_idle())
