@@ -1,4 +1,7 @@
-"""The command line, in separate processes, against a real PostgreSQL."""
+"""The command line, in separate processes, against a real PostgreSQL.
+
+Executors, and commands to which nobody listens, are started; others are forked with Joex loaded (tests/support/loaded).
+"""
 
 import asyncio
 import json
@@ -26,6 +29,7 @@ from joex.core.group_bucket import group_bucket
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
 from joex.store.executors import NewExecutor, register
+from tests.support import loaded
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
 
@@ -104,9 +108,11 @@ class Joex:
         self._turns = asyncio.Semaphore(3)
 
     async def start(self, *arguments: str, stdout: Any = PIPE, **environment: str) -> Process:
-        """Start a command."""
+        """Start a command: an executor with a pid and imports of its own, the others with Joex loaded."""
+        is_executor = arguments[:1] == ("executor",)
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "joex", *arguments),
+            *([sys.executable, "-m", "joex"] if is_executor else loaded.command("joex")),
+            *arguments,
             cwd=self.folder,
             env={**self.environment, **environment},
             stdin=PIPE,
@@ -873,8 +879,8 @@ async def test_the_help_names_every_command_and_every_setting(joex):
 def test_the_command_line_loads_nothing_heavy_before_it_is_needed():
     command = "import sys; from joex.cli.app import app; app(['jobs', '--help'], standalone_mode=False)"
     assert not {"joex.cli.submit", "joex.cli.executor", "joex_operator"} & _modules(command)
-    loaded = _modules("import sys, joex.cli.executor, joex.cli.console, joex.cli.dev, joex.cli.jobs, joex.cli.stats")
-    assert not {"fastapi", "uvicorn", "uvloop", "rich.table", "prometheus_client", "structlog"} & loaded
+    found = _modules("import sys, joex.cli.executor, joex.cli.console, joex.cli.dev, joex.cli.jobs, joex.cli.stats")
+    assert not {"fastapi", "uvicorn", "uvloop", "rich.table", "prometheus_client", "structlog"} & found
 
 
 def _modules(code: str) -> set[str]:
@@ -914,8 +920,8 @@ raise ImportError("an image that is broken")
 
 def test_an_executor_takes_jobs_without_waiting_for_what_its_http_interface_loads():
     code = "import sys, joex.cli.executor, joex.http.listening, joex.runtime.executor; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"fastapi", "uvicorn", "starlette"} & set(loaded)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"fastapi", "uvicorn", "starlette"} & set(found)
 
 
 async def _is(client: Client, job_id: Any, state: str) -> bool:

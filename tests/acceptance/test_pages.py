@@ -2,6 +2,7 @@
 
 The README and the tour of docs/learn begin in a clone, in an environment in which nothing is installed. Other pages
 begin in a folder with the examples of a clone; ``joex`` is installed, ``JOEX_DATABASE_URL`` is set, and a job has run.
+There ``joex`` is forked with Joex loaded (tests/support/loaded); the README and the tour start what they install.
 """
 
 import ast
@@ -28,6 +29,7 @@ from benchmarks.__main__ import parse
 from joex import Client
 from joex.testing import drain
 from joex_operator.local.files import read_files
+from tests.support import loaded
 from tests.support.pages import (
     DOCS,
     ROOT,
@@ -266,7 +268,8 @@ async def test_a_page_does_what_it_says(page, postgres, database_url, connection
         await drain(joex.examples.documents.app, connection)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     programs = tmp_path / ".bin"
-    for name in ("joex", "mypy", "pip", "pytest", "uvicorn"):
+    write_program(programs / "joex", f'exec {shlex.join(loaded.command("joex"))} "$@"')
+    for name in ("mypy", "pip", "pytest", "uvicorn"):
         write_program(programs / name, f'exec {sys.executable} -m {name} "$@"')
     write_program(programs / "python", f'exec {sys.executable} "$@"')
     environment = {

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from joex import Client
+from tests.support import loaded
 from tests.support.apps import EFFECTS_URL, Effects
 from tests.support.postgres import TestServer
 from tests.support.processes import SHORT
@@ -574,7 +575,7 @@ def test_a_command_whose_libraries_are_missing_says_what_to_install():
 def joex(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "joex", *arguments],
+        [*loaded.command("joex"), *arguments],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,

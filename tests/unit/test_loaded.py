@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.support.cluster.processes import runs
 from tests.support.loaded import Fork
+from tests.support.loaded import command as command_of
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +136,62 @@ def test_what_can_not_start_is_an_error(tmp_path: Path, output: BinaryIO) -> Non
         Fork("joex", [], environment=ENVIRONMENT, folder=tmp_path / "none", output=output.fileno())
     with pytest.raises(OSError, match="has not started"):
         Fork("joex", [], environment={**ENVIRONMENT, "PYTHONUTF8": "1"}, folder=tmp_path, output=output.fileno())
+
+
+# ---- commands that stand for a fork
+
+
+@contextmanager
+def standing(folder: Path, code: str, *arguments: str) -> Iterator[subprocess.Popen]:
+    """A command that stands for a fork; the fork has printed its pid in the first line."""
+    beginning = "import os, sys; print(os.getpid(), flush=True)\n"
+    command = [*command_of(program(folder, beginning + code)), *arguments]
+    with subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        yield process
+
+
+def first_line(process: subprocess.Popen) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def test_a_command_gives_its_fork_streams_arguments_folder_and_environment(tmp_path: Path) -> None:
+    code = "print(sys.stdin.read(), sys.argv[1:], os.getcwd(), os.environ['TZ']); print('wrong', file=sys.stderr)"
+    with standing(tmp_path, f"{code}; sys.exit(7)", "a", "--b") as process:
+        first_line(process)
+        assert process.communicate(b"given") == (f"given ['a', '--b'] {tmp_path} UTC+3\n".encode(), b"wrong\n")
+    assert process.returncode == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_command_passes_signals_on_and_ends_by_that_of_its_fork(tmp_path: Path, number: signal.Signals) -> None:
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print(0, flush=True); signal.pause()"
+    with standing(tmp_path, code) as process:
+        first_line(process), first_line(process)
+        process.send_signal(number)
+        assert process.wait(30) == -number
+
+
+def test_a_command_writes_each_line_at_once_to_a_terminal(tmp_path: Path) -> None:
+    terminal, end = os.openpty()
+    code = "print(sys.stdout.isatty()); sys.stdin.read()"
+    with subprocess.Popen(
+        command_of(program(tmp_path, f"import sys; {code}")), env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=end
+    ) as process:
+        os.close(end)
+        assert os.read(terminal, 100) == b"True\r\n"
+        process.communicate()
+    os.close(terminal)
+
+
+async def test_the_fork_of_a_killed_command_is_killed(tmp_path: Path) -> None:
+    with standing(tmp_path, "import signal; signal.pause()") as process:
+        pid = first_line(process)
+        assert runs(pid)
+        process.kill()
+        await eventually(lambda: not runs(pid), why="the fork has ended")
 
 
 async def test_all_end_with_the_process_of_the_tests(tmp_path: Path) -> None:

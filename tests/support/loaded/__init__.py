@@ -93,6 +93,17 @@ def request(
     return connection
 
 
+def command(program: str) -> list[str]:
+    """A command that stands for a forked process: its arguments, environment, folder, streams, signals and end.
+
+    Its pid is not that of the fork.
+
+    Args:
+        program: the name of a module, as for ``python -m``, or the path of a file.
+    """
+    return [sys.executable, "-IS", str(Path(__file__).with_name("client.py")), address(), program]
+
+
 def pid_of(connection: socket.socket, answer: bytes) -> int:
     """The pid in the first answer.
 

@@ -51,6 +51,10 @@ _ENV_START, _ENV_END = 47, 48  # in /proc/PID/stat, counted from the state
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+_Children = dict[int, tuple[int, socket.socket]]
+"""By pid: a file descriptor that is readable when the process has ended, and its client's connection."""
+
+
 class Request(NamedTuple):
     """A process that a client asks for: the program, and its standard streams."""
 
@@ -61,7 +65,7 @@ class Request(NamedTuple):
 
 def serve(listener: socket.socket) -> Request:
     """Fork a process for each request. Returns only in these processes; this one exits when standard input ends."""
-    children: dict[int, tuple[int, socket.socket]] = {}
+    children: _Children = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
@@ -70,8 +74,7 @@ def serve(listener: socket.socket) -> Request:
                 if key.fileobj is sys.stdin:
                     sys.exit()
                 if key.fileobj is not listener:
-                    selector.unregister(key.fd)
-                    _report(key.fd, *children.pop(key.fd))
+                    _follow(selector, children, key)
                     continue
                 connection = listener.accept()[0]
                 data, streams, *_ = socket.recv_fds(connection, _REQUEST, _STREAMS)
@@ -81,14 +84,25 @@ def serve(listener: socket.socket) -> Request:
                 for stream in streams:
                     os.close(stream)
                 if pid:
-                    end = os.pidfd_open(pid)
-                    children[end] = (pid, connection)
-                    selector.register(end, selectors.EVENT_READ)
+                    children[pid] = (os.pidfd_open(pid), connection)
+                    for either in children[pid]:
+                        selector.register(either, selectors.EVENT_READ, pid)
 
 
-def _report(end: int, pid: int, connection: socket.socket) -> None:
-    """Tell a client the exit code of its process."""
+def _follow(selector: selectors.BaseSelector, children: _Children, key: selectors.SelectorKey) -> None:
+    """Kill a process whose client has ended, or tell the client the exit code of its process."""
+    pid = key.data
+    if pid not in children:
+        return  # the other event of a process that has ended
+    end, connection = children[pid]
+    selector.unregister(key.fileobj)
+    if key.fileobj is connection:
+        os.kill(pid, signal.SIGKILL)
+        return
+    del children[pid]
     os.close(end)
+    if connection in selector.get_map():
+        selector.unregister(connection)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with connection, contextlib.suppress(BrokenPipeError):  # the client may have ended before
         connection.send(f"exit {code}".encode())
@@ -102,6 +116,8 @@ def become(request: Request, parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     for number, stream in enumerate(request.streams):
         os.dup2(stream, number)
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     os.chdir(content["folder"])
     if content["session"]:
         os.setsid()
