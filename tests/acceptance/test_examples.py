@@ -59,7 +59,7 @@ def test_the_readme_says_how_the_examples_are_run():
     told = (EXAMPLES / "README.md").read_text()
     for example in SHOPS.values():
         variables = [f"export {name}={value}" for name, value in example.environment.items()]
-        for command in (*variables, *example.before, example.executor, example.serve):
+        for command in (*variables, example.migrate, example.executor, example.serve):
             assert f"$ {command}" in told
 
 

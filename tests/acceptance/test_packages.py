@@ -12,6 +12,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -286,16 +287,13 @@ def test_the_extras_operator_and_plot_have_their_commands(folder: Path, wheel: P
 # ---- the shops in examples/, each with its extras alone, beside libraries that are not the locked ones
 
 
-async def order_and_confirm(name: str, env: Environment, database_url: str) -> None:
-    """Place an order in a shop; an executor confirms it: that of the environment, if it has one."""
-    example, folder, python = SHOPS[name], env.folder / "examples", env.bin / "python"
+async def order_and_confirm(name: str, env: Environment, of_executor: Environment, database_url: str) -> None:
+    """Place an order in a shop of one environment; the executor of another, or of the same, confirms it."""
+    example, folder, python = SHOPS[name], env.folder / "examples", of_executor.bin / "python"
     shutil.copytree(EXAMPLES, folder)
-    of_executor = python if "typer" in env.versions() else sys.executable
-    async with open_shop(example, database_url, folder=folder, python=python) as shop:
+    async with open_shop(example, database_url, folder=folder, python=env.bin / "python", of_executor=python) as shop:
         order = (await shop.order(2)).raise_for_status().json()["order"]
-        async with running(
-            example.executor, folder, database_url, "registered", python=of_executor, **example.environment
-        ):
+        async with running(example.executor, folder, database_url, "registered", python=python, **example.environment):
 
             async def is_confirmed() -> bool:
                 return bool((await shop.show(order))["confirmed"])
@@ -307,16 +305,23 @@ async def order_and_confirm(name: str, env: Environment, database_url: str) -> N
 WANTED = {"fastapi": ("", "fastapi", "uvicorn"), "flask": ("[sqlalchemy]", "flask"), "django": ("[django,executor]",)}
 
 
+@pytest.fixture(scope="module")
+def of_executor(folder: Path, wheel: Path) -> Environment:
+    return Environment(folder, wheel, "[executor]", LOWEST)
+
+
 @pytest.mark.parametrize("name", WANTED)
 async def test_a_shop_runs_with_its_extras_alone_on_the_oldest_libraries(
-    folder: Path, wheel: Path, database_url: str, name: str
+    folder: Path, wheel: Path, of_executor: Environment, empty_database_url: str, name: str
 ) -> None:
     extras, *beside = WANTED[name]
+    told = f"pip install {' '.join([*beside, quote(f'joex{extras}')])}`"
+    assert told in (EXAMPLES / "README.md").read_text()
     env = await asyncio.to_thread(Environment, folder, wheel, extras, LOWEST, beside=beside)
     locked, found = LOCKED.read_text(), env.versions()
     for library in {"fastapi", "sqlalchemy", "django"} & found.keys():
         assert f"\n{library}=={found[library]} " not in locked
-    await order_and_confirm(name, env, database_url)
+    await order_and_confirm(name, env, env if "executor" in extras else of_executor, empty_database_url)
 
 
 async def test_django_6_runs_the_shop_and_the_tests_of_the_backend(
@@ -328,7 +333,7 @@ async def test_django_6_runs_the_shop_and_the_tests_of_the_backend(
     env = await asyncio.to_thread(Environment, folder, wheel, "[django,executor]", LOCKED, python=python)
     assert env.versions()["django"].startswith("6.")
     assert "django-tasks" not in env.versions()
-    await order_and_confirm("django", env, database_url)
+    await order_and_confirm("django", env, env, database_url)
     await done(
         "python -m django test --noinput django_project",
         ROOT / "tests" / "acceptance",

@@ -23,7 +23,7 @@ class Example:
     serve: str
     any_port: str
     takes: str
-    before: tuple[str, ...] = ()
+    migrate: str = "joex migrate"
     executor: str = "joex executor --app shop_tasks:app"
     task: str = "orders.confirm"
     environment: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ SHOPS = {
         "python -m django runserver",
         "--noreload 0",
         "data",
-        before=("python -m django migrate",),
+        migrate="python -m django migrate",
         executor="python -m django joex executor",
         task="django_shop.tasks.confirm",
         environment={"DJANGO_SETTINGS_MODULE": "django_shop.settings"},
@@ -61,11 +61,15 @@ class Shop:
 
 @asynccontextmanager
 async def open_shop(
-    example: Example, url: str, *, folder: Path = EXAMPLES, python: str | Path = sys.executable
+    example: Example,
+    url: str,
+    *,
+    folder: Path = EXAMPLES,
+    python: str | Path = sys.executable,
+    of_executor: str | Path = sys.executable,
 ) -> AsyncIterator[Shop]:
-    """Start a shop in a folder that has the examples."""
-    for command in example.before:
-        await done(command, folder, url, python=python, within=PATIENCE, **example.environment)
+    """Start a shop in a folder that has the examples. ``of_executor``: the Python that its executor has."""
+    await done(example.migrate, folder, url, python=of_executor, within=PATIENCE, **example.environment)
     serve = f"{example.serve} {example.any_port}"
     async with (
         running(serve, folder, url, ADDRESS, python=python, **example.environment) as address,
