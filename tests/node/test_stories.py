@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -177,6 +178,81 @@ async def test_a_new_image_replaces_executors_one_by_one_and_interrupts_nothing(
     await story.drop("roll")
 
 
+async def test_a_pool_with_more_executors_than_it_needs_interrupts_no_job(story: Story) -> None:
+    await story.pool("shrink", scaling={"minReplicas": 3})
+    await story.until_ready("shrink", 3)
+    jobs = [await story.submit("shop.hold", "shrink", seconds=seconds) for seconds in (1, 1, 1, 30, 30, 30)]
+    await story.finished(*jobs[:3])
+    for job_id in jobs[3:]:
+        await story.begun(job_id)
+    await story.pool("shrink")
+    await story.finished_undisturbed(*jobs)
+    await story.until_pods("shrink", 0)
+    await story.drop("shrink")
+
+
+async def test_a_changed_password_reaches_executors(story: Story) -> None:
+    """Here it is another role: the database refuses the old one, and its sessions end."""
+    url = await story.url()
+    for role in ("first", "second"):
+        await story.sql(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD '{role}'")
+    await story.secret("rotated", with_login(url, "first"))
+    await story.pool("password", database={"secretName": "rotated"}, scaling={"minReplicas": 1})
+    await story.until_ready("password", 1)
+    await story.secret("rotated", with_login(url, "second"))
+    await story.sql("ALTER ROLE first NOLOGIN")
+    await story.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'first'")
+    with story.timed("a job of a pool whose password was changed is done"):
+        [job] = await story.finished(await story.submit("shop.hold", "password", seconds=0.1))
+    assert job["now"] == "success"
+    await story.until_ready("password", 1)
+    await story.drop("password")
+    await story.api.delete("secrets", "rotated", JOBS)
+
+
+async def test_a_secret_that_names_another_database_moves_the_pool_and_interrupts_no_job(story: Story) -> None:
+    url = await story.url()
+    await story.sql("CREATE DATABASE moved")
+    await story.secret("moving", url)
+    await story.pool("move", database={"secretName": "moving"}, scaling={"minReplicas": 1})
+    await story.until_ready("move", 1)
+    job_id = await story.submit("shop.hold", "move", seconds=45)
+    await story.begun(job_id)
+    await story.secret("moving", urlsplit(url)._replace(path="/moved").geturl())
+    story.sh("kubectl delete pod --selector app.kubernetes.io/component=operator")  # the next one reads it at once
+    await story.until_pool(
+        "move", lambda pool: pool["status"].get("drainingReplicas") == pool["status"].get("readyReplicas") == 1
+    )
+    assert (await story.job(job_id))["now"] == "running"
+    await story.finished_undisturbed(job_id)
+    await story.until_pods("move", 1)
+    await story.drop("move")
+    await story.api.delete("secrets", "moving", JOBS)
+
+
+async def test_a_second_release_leaves_the_pools_of_the_first_alone_and_says_so(story: Story) -> None:
+    await story.pool("theirs", scaling={"minReplicas": 1})
+    before = (await story.pod("theirs"))["metadata"]["uid"]
+    story.sh("kubectl create namespace second")
+    try:
+        story.sh(f"""
+            helm install second charts/joex --namespace second --set 'watchNamespaces={{{JOBS}}}' \
+                --set pool.enabled=false,postgresql.enabled=false,crds.install=false
+        """)
+
+        async def says_so() -> bool:
+            said = f"manages the namespace {JOBS}: second/"
+            return said in story.sh("kubectl --namespace second logs deployment/second-joex-operator || true")
+
+        await eventually(says_so, PATIENCE, why="its log names the release that acts there")
+        [job] = await story.finished(await story.submit("shop.hold", "theirs", seconds=0.1))
+        assert job["now"] == "success"
+        assert (await story.pod("theirs"))["metadata"]["uid"] == before
+    finally:
+        story.sh("helm uninstall second --namespace second; kubectl delete namespace second --wait=false")
+    await story.drop("theirs")
+
+
 async def test_a_wrong_secret_is_named_and_its_mend_is_noticed(story: Story) -> None:
     await story.pool("secret", database={"secretName": "mistyped"})
 
@@ -328,6 +404,12 @@ async def test_uninstalling_leaves_nothing_that_hangs(story: Story) -> None:
 def has_ended(pod: Object) -> bool:
     """Whether a pod has completed, as that of helm test, which stays for its log."""
     return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def with_login(url: str, name: str) -> str:
+    """The URL of a role whose password is its name."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{name}:{name}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
 def story_json(text: str) -> dict[str, Any]:

@@ -139,10 +139,21 @@ class Story:
             helm upgrade joex charts/joex --reuse-values --wait --timeout 120s \
                 --set 'watchNamespaces={{default,{JOBS}}}'
         """)
+        await self.secret("joex-db", await self.url())
+
+    async def url(self) -> str:
+        """The URL of the trial database, for pods."""
         secret = await self.api.get("secrets", "joex-postgresql", "default")
-        url = base64.b64decode(secret["data"]["url"]).decode()
-        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "joex-db"}, "stringData": {"url": url}}
+        return base64.b64decode(secret["data"]["url"]).decode()
+
+    async def secret(self, name: str, url: str) -> None:
+        """Store a database URL in a secret of the pools' namespace."""
+        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"url": url}}
         await self.api.apply(manifest, JOBS)
+
+    async def sql(self, statement: str) -> None:
+        """Execute a statement in the trial database."""
+        await (await self._connected()).execute(statement)
 
     async def pool(self, name: str, **spec: Any) -> None:
         """Make a pool of the shop, which shrinks soon, or change it."""
@@ -287,9 +298,8 @@ class Story:
     async def _connected(self) -> "asyncpg.Connection[Any]":
         """A connection to the trial database, by the address of its Service; opened again if it was lost."""
         if self._database is None or self._database.is_closed():
-            secret = await self.api.get("secrets", "joex-postgresql", "default")
             service = await self.api.get("services", "joex-postgresql", "default")
-            url = base64.b64decode(secret["data"]["url"]).decode()
+            url = await self.url()
             address = service["spec"]["clusterIP"]
 
             async def connect() -> "asyncpg.Connection[Any] | None":
