@@ -152,6 +152,11 @@ async def test_what_a_run_has_left_in_its_process_ends_with_it(house: House) -> 
     assert (await house.run("thread")).result != (await house.run("where")).result["pid"]
 
 
+async def test_what_a_run_forks_ends_where_its_code_ends_or_when_its_parent_says_so(house: House) -> None:
+    job = await house.run("family")
+    assert (job.state, job.result) == ("success", [0, 3, 1, -signal.SIGTERM]), job.error
+
+
 # Hostile runs.
 
 _HOSTILE = [

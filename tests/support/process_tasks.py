@@ -222,6 +222,25 @@ def fork(ctx: joex.Context, folder: Path, how: str) -> None:
             time.sleep(60)
 
 
+@app.task("family", process=True, retries=0, timeout="30s")
+def family(ctx: joex.Context) -> list[int]:
+    """The exit codes of children, as they are without Joex: one returns, exits, raises, and is told to end."""
+    codes: list[int] = []
+    for how in ("return", "exit", "raise", "wait"):
+        if (child := os.fork()) == 0:
+            if how == "exit":
+                sys.exit(3)
+            elif how == "raise":
+                raise ValueError
+            elif how == "wait":
+                time.sleep(600)
+            return codes
+        if how == "wait":
+            os.kill(child, signal.SIGTERM)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return codes
+
+
 @app.task("thread", process=True)
 def thread(ctx: joex.Context) -> int:
     threading.Thread(target=time.sleep, args=(900,), daemon=True).start()

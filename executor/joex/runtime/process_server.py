@@ -151,6 +151,8 @@ def _in_child(be: Callable[[], None]) -> None:
     try:
         be()
         code = 0
+    except SystemExit as error:  # of what a task has forked
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:  # noqa: BLE001 - see above
         sys.excepthook(*sys.exc_info())
     finally:

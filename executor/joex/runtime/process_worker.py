@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,30 @@ class Worker:
     def __call__(self, end: socket.socket, asked: int) -> None:
         """Run what comes through this end of a channel; ``asked``: see `joex.runtime.process_server.Work`."""
         self._channel = Channel(end)
-        # A child of a task must not write into the middle of its parent's messages.
-        os.register_at_fork(after_in_child=self._channel.mute)
         self._asked = asked
         self._context: Context | None = None
-        self._is_asked_to_end = False
+        self._is_asked_to_end = self._is_fork = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        # (Python forgets a signal that reaches a fork before it has begun.)
+        os.register_at_fork(
+            before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGTERM]),
+            after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, [signal.SIGTERM]),
+            after_in_child=self._be_a_fork,
+        )
         with suppress(_AskedToEnd):
             self._channel.send({"ready": True})
             while not self._is_asked_to_end and (message := self._channel.receive()) is not None:
                 self._channel.send(copy_context().run(self._run, message))
+                if self._is_fork:
+                    return
+
+    def _be_a_fork(self) -> None:
+        """The code of a run has forked this process: it ends where that code ends, and at SIGTERM, as everywhere."""
+        self._is_fork = True  # so it does not read its parent's next job
+        self._channel.mute()  # it must not write into the middle of its parent's messages
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
     def _on_sigterm(self, *_: object) -> None:
         try:
@@ -103,7 +118,9 @@ class Worker:
             raise
         except _Refused as error:
             end = {"end": Ending.FAILED.value, "error": storable(str(error), 2000)}
-        except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
+        except BaseException as error:  # whatever a task does, its job has an end
+            if self._is_fork:
+                raise
             outcome, trace = judged(error, job)
             delay = outcome.retry_after
             end = {"end": outcome.ending.value, "error": outcome.error, "trace": trace}
