@@ -152,6 +152,12 @@ async def test_what_a_run_has_left_in_its_process_ends_with_it(house: House) -> 
     assert (await house.run("thread")).result != (await house.run("where")).result["pid"]
 
 
+async def test_a_run_finds_its_process_as_the_run_before_it_did(house: House) -> None:
+    """The folder, the umask, the environment, handlers of signals and timers."""
+    first, second = [(await house.run("surroundings", {"change": change})).result for change in (True, False)]
+    assert first == second
+
+
 async def test_what_a_run_forks_ends_where_its_code_ends_or_when_its_parent_says_so(house: House) -> None:
     job = await house.run("family")
     assert (job.state, job.result) == ("success", [0, 3, 1, -signal.SIGTERM]), job.error

@@ -241,6 +241,23 @@ def family(ctx: joex.Context) -> list[int]:
     return codes
 
 
+@app.task("surroundings", process=True)
+def surroundings(ctx: joex.Context, *, change: bool) -> list[object]:
+    """What a run finds in its process, and the next one must find again."""
+    umask = os.umask(0o777)
+    if not change:
+        os.umask(umask)
+    found = [os.getpid(), str(Path.cwd()), umask, dict(os.environ), str(signal.getsignal(signal.SIGTERM))]
+    found += [signal.getitimer(signal.ITIMER_REAL), list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))]
+    if change:
+        os.chdir("/")
+        os.environ["LEFT"] = "behind"
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.alarm(3600)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    return found
+
+
 @app.task("thread", process=True)
 def thread(ctx: joex.Context) -> int:
     threading.Thread(target=time.sleep, args=(900,), daemon=True).start()

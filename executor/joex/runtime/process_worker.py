@@ -38,6 +38,7 @@ if sys.platform == "win32":
     raise ImportError("Windows can't fork")
 
 _CLOSE_WITHIN = 5.0
+_RESTORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)  # (each costs microseconds)
 
 
 class Worker:
@@ -62,6 +63,7 @@ class Worker:
         self._context: Context | None = None
         self._is_asked_to_end = self._is_fork = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        surroundings = _Surroundings()
         # (Python forgets a signal that reaches a fork before it has begun.)
         os.register_at_fork(
             before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGTERM]),
@@ -71,9 +73,12 @@ class Worker:
         with suppress(_AskedToEnd):
             self._channel.send({"ready": True})
             while not self._is_asked_to_end and (message := self._channel.receive()) is not None:
-                self._channel.send(copy_context().run(self._run, message))
+                said = copy_context().run(self._run, message)
                 if self._is_fork:
                     return
+                is_exhausted = said.pop("is_exhausted", False)
+                said["is_clean"] = surroundings.are_restored() and not is_exhausted and not _has_left_something()
+                self._channel.send(said)
 
     def _be_a_fork(self) -> None:
         """The code of a run has forked this process: it ends where that code ends, and at SIGTERM, as everywhere."""
@@ -131,7 +136,6 @@ class Worker:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        end["is_clean"] = not end.pop("is_exhausted", False) and not _has_left_something()
         return end
 
     def _called(self, job: TakenJob, context: Context, message: Message) -> Any:
@@ -233,6 +237,36 @@ def _limited(memory: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+class _Surroundings:
+    """What a run may change in its process, though the next run must find it as the app has left it."""
+
+    def __init__(self) -> None:
+        self._folder = Path.cwd()
+        self._umask = os.umask(0)
+        os.umask(self._umask)
+        self._environment = dict(os.environ)
+        self._handlers = {number: signal.getsignal(number) for number in _RESTORED}
+        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    def are_restored(self) -> bool:
+        """Restore them; False: that fails, because the folder is gone."""
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
+        for number, handler in self._handlers.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+        os.umask(self._umask)
+        if os.environ != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        try:
+            os.chdir(self._folder)
+        except OSError:
+            return False
+        return True
 
 
 def _has_left_something() -> bool:
