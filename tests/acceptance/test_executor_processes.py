@@ -163,6 +163,12 @@ async def test_what_a_run_forks_ends_where_its_code_ends_or_when_its_parent_says
     assert (job.state, job.result) == ("success", [0, 3, 1, -signal.SIGTERM]), job.error
 
 
+async def test_a_message_that_is_no_text_fails_the_run_with_a_line(house: House) -> None:
+    job = await house.run("number")
+    assert job.state == "failed"
+    assert job.error.startswith("TypeError: ")
+
+
 # Hostile runs.
 
 _HOSTILE = [
@@ -182,6 +188,7 @@ _HOSTILE = [
     ("spoil", "junk", "its process has spoiled its connection to the executor, and was ended"),
     ("spoil", "size", "its process has spoiled its connection to the executor, and was ended"),
     ("spoil", "close", "its process exited with code 0 before the task had ended"),
+    ("spoil", "end", None),
     ("fork", "", None),
     ("print", "print", None),
     ("print", "log", None),
@@ -201,7 +208,7 @@ async def test_a_hostile_run_harms_no_other(
         assert job.error.removeprefix("_TimedOut: ") == error
     for child in (await said(tmp_path, "children")).split() if task == "fork" else []:
         assert not psutil.pid_exists(int(child))
-    assert (await house.run("where")).state == "success"
+    assert "pid" in (await house.run("where")).result
     assert process.is_running()
     (tmp_path / "innocent.go").touch()
     await house.inside.ended(innocent)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import joex
+from joex.runtime.process_channel import packed
 
 app = joex.App()
 
@@ -62,6 +63,11 @@ def context(ctx: joex.Context, size: int) -> list[object]:
     ctx.message = "done so"
     given = [ctx.task, ctx.queue, ctx.group, ctx.priority, ctx.subject, ctx.submitter, ctx.attempt, ctx.is_last_attempt]
     return [*given, str(ctx.job_id), ctx.cancelled, "ü" * size]
+
+
+@app.task("number", process=True, retries=0)
+def message_that_is_none(ctx: joex.Context) -> None:
+    ctx.message = 5  # type: ignore[assignment]
 
 
 @app.task("raises", process=True, retries=1, retry_delay=0)
@@ -280,7 +286,9 @@ def spoil(ctx: joex.Context, folder: Path, how: str) -> None:
         time.sleep(600)
     for number in range(3, 64):
         try:
-            if how == "junk":
+            if how == "end":  # of the next run
+                os.write(number, packed({"end": "returned", "result": '"forged"', "is_clean": True}))
+            elif how == "junk":
                 os.write(number, b"junk" * 1000)
             else:  # a mark, and a size that is none
                 os.write(number, b"joex\xff\xff\xff\xff")

@@ -35,6 +35,13 @@ class OutOfStockError(Exception):
     """An error of a task."""
 
 
+class HostileError(Exception):
+    """An error whose message is one more."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -42,8 +49,9 @@ class OutOfStockError(Exception):
         (OutOfStockError("tea"), f"{__name__}.OutOfStockError: tea"),
         (OutOfStockError(), f"{__name__}.OutOfStockError"),
         (Retry("later"), "Retry: later"),
+        (HostileError(), f"{__name__}.HostileError: (its message can't be shown)"),
     ],
-    ids=str,
+    ids=error_line,
 )
 def test_an_error_is_named_as_in_a_traceback(error: Exception, line: str) -> None:
     assert error_line(error) == line

@@ -77,6 +77,7 @@ class Worker:
                 if self._is_fork:
                     return
                 is_exhausted = said.pop("is_exhausted", False)
+                said["run"] = message["job"][1]
                 said["is_clean"] = surroundings.are_restored() and not is_exhausted and not _has_left_something()
                 self._channel.send(said)
 
@@ -118,7 +119,8 @@ class Worker:
         try:
             with _limited(message["memory"]):
                 result = context.result_text(self._called(job, context, message))
-            end = {"end": Ending.RETURNED.value, "result": result}
+            text = None if context.message is None else storable(context.message)
+            end = {"end": Ending.RETURNED.value, "result": result, "message": text}
         except _AskedToEnd:
             raise
         except _Refused as error:
@@ -131,7 +133,6 @@ class Worker:
             end = {"end": outcome.ending.value, "error": outcome.error, "trace": trace}
             end["retry_after"] = None if delay is None else delay.total_seconds()
             end["is_exhausted"] = isinstance(error, MemoryError)
-        end["message"] = None if context.message is None else storable(context.message)
         self._context = None
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):

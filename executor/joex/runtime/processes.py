@@ -369,6 +369,8 @@ class _Process:
     async def _talk(self, message: Message, run: Run, reports: RunReports, largest: int) -> Message | None:
         """Give it a job, and pass on its reports; returns its last message, None: it has none.
 
+        That one bears the run: an end that the code of an earlier run has forged is none of this run.
+
         Raises:
             NotAMessage: it has written something else.
         """
@@ -376,7 +378,7 @@ class _Process:
         with suppress(OSError):
             await self._writer.drain()
         lines = 0
-        while (said := await read_message(self._reader, largest)) is not None and "end" not in said:
+        while (said := await read_message(self._reader, largest)) is not None and said.get("run") != message["job"][1]:
             try:
                 if "log" in said:
                     level, line = said["log"]

@@ -31,5 +31,5 @@ def error_trace(error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - an error class of a task may raise here, and must not end the executor
+    except BaseException:  # noqa: BLE001 - an error class of a task may raise here, and must not end the executor
         return "(its message can't be shown)"
