@@ -24,7 +24,6 @@ class Secrets:
         self._api = api
         self._known: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
         self._digests: dict[tuple[str, str], tuple[str, str, str]] = {}
-        self._databases: dict[tuple[str, str], str] = {}
 
     async def database_url(self, pool: Pool) -> str:
         """The URL of a pool's database.
@@ -44,15 +43,11 @@ class Secrets:
             self._forget(pool)
             raise UrlUnknown("SecretKeyMissing", f"{field} has no key {ref.secret_key!r}")
         try:
-            url = base64.b64decode(data[ref.secret_key], validate=True).decode().strip()
-            check_database_url(url)
+            return _url_in(data[ref.secret_key])
         except UnicodeError:
             problem = "expected text in UTF-8"
         except (ValueError, binascii.Error) as error:
             problem = str(error)
-        else:
-            self._databases[pool.namespace, pool.name] = database_name(url)
-            return url
         self._forget(pool)
         # (Outside of the except blocks: an error of the decoder, which has all bytes, would be the context of this.)
         raise UrlUnknown("InvalidURL", f"{field}, key {ref.secret_key!r}: {problem}")
@@ -63,8 +58,7 @@ class Secrets:
         It becomes part of an annotation, which more users may read than the secret. So it is slow to compute, and other
         for each pool: who reads it can't try passwords in numbers.
         """
-        _, data = self._known.get((pool.namespace, pool.spec.database.secret_name), (0.0, {}))
-        content = data.get(pool.spec.database.secret_key)
+        content = self._content(pool)
         if content is None:
             return ""
         known = self._digests.get((pool.namespace, pool.name))
@@ -74,8 +68,12 @@ class Secrets:
         return known[2]
 
     def database(self, pool: Pool) -> str:
-        """The name of the database of the URL that was read last; empty: none was read."""
-        return self._databases.get((pool.namespace, pool.name), "")
+        """The name of the database of the URL that was read last, that of `digest`; empty: none was read."""
+        content = self._content(pool)
+        try:
+            return "" if content is None else database_name(_url_in(content))
+        except ValueError:
+            return ""
 
     def recheck(self, pool: Pool) -> None:
         """Read the secret of a pool again soon, because its database has failed, or an executor is not ready."""
@@ -83,6 +81,10 @@ class Secrets:
         until, data = self._known.get(key, (0.0, {}))
         if data:
             self._known[key] = (min(until, time.monotonic() + _RECHECKED_IN), data)
+
+    def _content(self, pool: Pool) -> str | None:
+        _, data = self._known.get((pool.namespace, pool.spec.database.secret_name), (0.0, {}))
+        return data.get(pool.spec.database.secret_key)
 
     def _forget(self, pool: Pool) -> None:
         """Drop an invalid secret from the cache, so that the next reconcile reads it again."""
@@ -96,3 +98,14 @@ class Secrets:
         data = secret.get("data") or {}
         self._known[namespace, name] = (time.monotonic() + _KEPT_FOR, data)
         return data
+
+
+def _url_in(content: str) -> str:
+    """The URL in a value of a secret.
+
+    Raises:
+        ValueError: it is no base64, no text or no URL.
+    """
+    url = base64.b64decode(content, validate=True).decode().strip()
+    check_database_url(url)
+    return url

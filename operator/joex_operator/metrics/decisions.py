@@ -23,6 +23,7 @@ _ORDINARY = (
     ("up", Why.DEMAND),
     ("down", Why.DEMAND),
     ("replace", Why.TEMPLATE),
+    ("replace", Why.DATABASE),
     ("replace", Why.LOST),
     ("repair", _REPLICAS),
     ("repair", _POD_GONE),

@@ -4,7 +4,10 @@ import base64
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from joex_operator.cluster.secrets import Secrets
+from joex_operator.control.fleet import UrlUnknown
 from joex_operator.decide.manifests import replica_deployment, template_hash
 from tests.unit.joex_operator.builders import pool
 
@@ -57,3 +60,18 @@ async def test_a_replica_notes_its_database_and_no_part_of_the_login() -> None:
     await secrets.database_url(pool())
     made = replica_deployment(pool(), 0, "joex:1", secrets.digest(pool()), secrets.database(pool()))
     assert made["metadata"]["annotations"]["joex.dev/database"] == "db:5432/shop"
+
+
+async def test_a_note_names_the_database_of_the_digest_though_another_pool_has_read_the_secret_since() -> None:
+    api, another = Api(), replace(pool(), name="letters")
+    without_key = pool(database={"secretName": "joex-db", "secretKey": "none"})
+    api.data = {"url": "postgresql://app@old/shop"}
+    secrets = secrets_of(api)
+    await secrets.database_url(pool())
+    before = secrets.digest(pool())
+    api.data = {"url": "postgresql://app@new/shop"}
+    with pytest.raises(UrlUnknown):
+        await secrets.database_url(without_key)  # from here on, the next pool reads the secret again
+    await secrets.database_url(another)
+    assert secrets.digest(pool()) != before
+    assert secrets.database(pool()) == "new/shop"
