@@ -45,14 +45,19 @@ async def test_the_processes_of_a_killed_executor_end_with_all_that_they_have_st
 ) -> None:
     victim = await executors.start("one", app=APP, lease=SHORT)
     held = await client.submit("hold", {"folder": str(tmp_path), "name": "held"})
-    forks = await client.submit("fork", {"folder": str(tmp_path), "how": "hang"})
     process = await _begun(tmp_path, "held.begun")
-    children = [psutil.Process(int(pid)) for pid in (await _said(tmp_path, "children")).split()]
-    everything = [*children, *psutil.Process(victim.pid).children(recursive=True)]
-    assert process in everything
-    await client.cancel(forks)
-    await victim.kill()
-    await eventually(lambda: all(map(_is_gone, everything)), why=f"all of {everything} are gone")
+    job = await client.wait(await client.submit("fork.in.thread"), timeout="90s")
+    fork = psutil.Process(job.result)  # it holds all sockets of the executor open
+    try:
+        forks = await client.submit("fork", {"folder": str(tmp_path), "how": "hang"})
+        children = [psutil.Process(int(pid)) for pid in (await _said(tmp_path, "children")).split()]
+        everything = {*children, *psutil.Process(victim.pid).children(recursive=True)} - {fork}
+        assert process in everything
+        await client.cancel(forks)
+        await victim.kill()
+        await eventually(lambda: all(map(_is_gone, everything)), why=f"all of {everything} are gone")
+    finally:
+        fork.kill()
     await executors.start("two", app=APP, lease=SHORT)
     await _begun(tmp_path, "held.begun", after=process)
     (tmp_path / "held.go").touch()

@@ -264,6 +264,15 @@ def surroundings(ctx: joex.Context, *, change: bool) -> list[object]:
     return found
 
 
+@app.task("fork.in.thread", process=False)
+def fork_in_thread(ctx: joex.Context) -> int:
+    """Fork the executor."""
+    if (child := os.fork()) == 0:
+        time.sleep(900)
+        os._exit(0)
+    return child
+
+
 @app.task("thread", process=True)
 def thread(ctx: joex.Context) -> int:
     threading.Thread(target=time.sleep, args=(900,), daemon=True).start()

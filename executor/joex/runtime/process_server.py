@@ -7,7 +7,7 @@ An executor has threads, an event loop and connections, so nobody can fork it. T
         └◀───────────────── channel: jobs, reports, ends ──────────┘
 
 A keeper has one process. It ends that process, with all that the process has started, when the executor says so, when
-the process has ended, and when the executor is gone, for whatever reason: the kernel closes the leash then. Only when
+the process has ended, and when the executor is gone, for whatever reason: the kernel tells it then. Only when
 nothing is left, it reports how the process ended. So the end of a run is the end of all of it, and the server may die
 without harm to the runs.
 
@@ -63,27 +63,43 @@ def serve(control: socket.socket, work: Work, executor: int) -> None:
     gc.collect()
     gc.freeze()  # the garbage collection of a process would otherwise copy the pages that all processes share
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
+    end = _end_of(executor)
     control.send(READY)
     while True:
+        watched: list[Any] = [control, *end]
+        readable, _, _ = select.select(watched, [], [])
+        if any(one in readable for one in end):
+            return
         _, found, _, _ = socket.recv_fds(control, 1, 2)
         if len(found) != 2:  # noqa: PLR2004 - the channel and the leash
             return
-        for end in found:
-            os.set_inheritable(end, False)  # noqa: FBT003 - as the function has it
+        for one in found:
+            os.set_inheritable(one, False)  # noqa: FBT003 - as the function has it
         _flush()
         try:
             if os.fork() == 0:
                 control.close()
-                channel, leash = (socket.socket(fileno=end) for end in found)
-                _in_child(partial(_keep, channel, leash, work, executor))
+                channel, leash = (socket.socket(fileno=one) for one in found)
+                _in_child(partial(_keep, channel, leash, work, executor, end))
         except OSError as error:  # the executor sees that its ends are closed
             sys.stderr.write(f"joex: no process could be forked: {error.strerror}\n")
-        for end in found:
-            os.close(end)
+        for one in found:
+            os.close(one)
 
 
-def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: int) -> None:
-    """Be a keeper."""
+def _end_of(executor: int) -> list[int]:
+    """A file descriptor that tells the end of the executor; none where the system has no such descriptors.
+
+    Something that code of the executor has forked holds the executor's sockets open beyond it.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            return [os.pidfd_open(executor)]
+    return []
+
+
+def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: int, end: list[int]) -> None:
+    """Be a keeper; ``end``: see `_end_of`."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -93,21 +109,21 @@ def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: in
     os.set_blocking(asked, False)
     keeper, process = os.getpid(), os.fork()
     if process == 0:
-        for end in (woken, wake, ask):
-            os.close(end)
+        for unused in (woken, wake, ask, *end):
+            os.close(unused)
         leash.close()
         _in_child(lambda: _begin(channel, asked, work, keeper))
     channel.close()
     os.close(asked)
     pauses = is_paused = False
-    status, listens = None, [leash]
+    status, listens = None, [leash, *end]
     while status is None:
         watched: list[Any] = [*listens, woken]
         readable, _, _ = select.select(watched, [], [], _CHECK_EVERY if pauses else None)
         if woken in readable:
             os.read(woken, 1024)
-        if leash in readable:
-            said = _received(leash)
+        if any(one in readable for one in listens):
+            said = _received(leash) if leash in readable else b""
             if said == ASK:
                 with suppress(OSError):  # it has ended, or has closed its end
                     os.write(ask, ASK)
