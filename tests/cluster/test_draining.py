@@ -73,7 +73,7 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
         job = await system.submit("hold", flag="go")
         await eventually(lambda: waits_for(system, "relation"), why="an executor is about to take the job")
         await system.scale(1)
-        await eventually(lambda: waits_for(system, "advisory"), why="the operator asks whether it may go")
+        await eventually(lambda: waits_for(system, "transactionid"), why="the operator asks whether it may go")
     assert await system.executor_of(job) == "pool-1"
     await system.until_replicas("pool-1")
     after = await system.executors()
@@ -176,8 +176,8 @@ async def test_a_drain_that_is_over_gives_its_job_to_another(system: System) -> 
 async def waits_for(system: System, kind: str) -> bool:
     """Whether a session waits for a lock of this kind."""
     query = """
-        SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = $1
-               AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE NOT granted AND locktype = $1 AND datname = current_database()
     """
     return bool(await system.db.fetchval(query, kind))
 

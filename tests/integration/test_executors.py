@@ -148,16 +148,14 @@ async def test_two_executors_with_different_app_ids_live_side_by_side(bench):
 async def test_a_restart_in_the_same_pod_and_a_take_of_its_predecessor_do_not_deadlock(
     bench, another_connection, waiting_for_a_lock
 ):
-    """The take holds the executor's lock and then writes its row (it is awake now); the restart needs both too."""
+    """The take has locked the executor's row and then writes it (it is awake now); the restart needs it too."""
     old = await bench.executor("app", pod_uid="pod")
     await bench.submit()
     await executors.fall_asleep(bench.connection, old)
     taker, starter = await another_connection(), await another_connection()
     transaction = taker.transaction()
     await transaction.start()
-    await taker.execute(
-        "SELECT pg_advisory_xact_lock_shared(joex_private.executor_takes_lock(), $1)", old
-    )  # as take begins
+    await taker.execute("SELECT FROM joex_private.executor WHERE id = $1 FOR SHARE", old)  # as a take does
     start = starter.fetchval(
         "SELECT id FROM joex_private.register('app', 'pod', 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', "
         "false, 5)"

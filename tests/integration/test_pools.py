@@ -171,7 +171,7 @@ class TestRetirement:
 
 
 async def _waits(watcher: asyncpg.Connection, other: asyncpg.Connection) -> bool:
-    query = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND locktype = 'advisory' AND NOT granted)"
+    query = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
     return bool(await watcher.fetchval(query, other.get_server_pid()))
 
 

@@ -163,7 +163,6 @@ CALLS = {
     "keep_periodic_tasks": "joex_private.keep_periodic_tasks('nobody', ARRAY['a'])",
     "lane": "joex_private.lane('high')",
     "executor_alive_lock": "joex_private.executor_alive_lock()",
-    "executor_takes_lock": "joex_private.executor_takes_lock()",
     "ring_lock": "joex_private.ring_lock()",
     "group_limit_lock": "joex_private.group_limit_lock()",
     "app_id_lock": "joex_private.app_id_lock()",

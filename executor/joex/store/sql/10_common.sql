@@ -5,15 +5,11 @@
 
 -- The first keys of the advisory locks ("joex" in ASCII, plus a number), so that they do not collide with locks of other programs;
 -- the second key names the executor, the queue and so on. A transaction that waits for several acquires them in this order: app_id_lock,
--- executor_takes_lock, the row of the executor. (1785685000 is the lock of migrations: store/migrate.py.)
+-- the row of the executor. (1785685000 is the lock of migrations: store/migrate.py.)
 
 -- An executor is alive: its session holds this lock on its id.
 CREATE OR REPLACE FUNCTION joex_private.executor_alive_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685001';
-
--- A take by an executor (shared), or a transaction that ends or drains the executor (exclusive).
-CREATE OR REPLACE FUNCTION joex_private.executor_takes_lock() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685002';
 
 -- A take chooses jobs on the ring of a queue.
 CREATE OR REPLACE FUNCTION joex_private.ring_lock() RETURNS integer

@@ -528,7 +528,11 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT floor((random() - 0.5) * 72057594037927936)::bigint $$;
 
--- The jobs at these places, which this transaction has locked, go to the executor, in this order.
+-- The jobs at these places, which this transaction has locked, go to the executor, in this order; none does where it has begun to drain,
+-- or its lease has ended. Against rescuers and drains, which write the executor's row: they wait for this transaction and see all that it
+-- takes, or they were first, and this takes nothing. (To lock a row is to write, so a take does it only when it writes anyway. It shares
+-- the lock, so that a take whose link broke stops no later one of the executor. It does not wait, because other executors may take these
+-- jobs meanwhile; this one looks again when the transactions that were open have ended: see fall_asleep.)
 -- Arguments come along where they are small, and those of one call have a megabyte together, or else no more than their share of it:
 -- others are null, and the run asks for them itself (see joex_private.arguments). Else the arguments of one tenant would keep all
 -- other tenants waiting on a slow link.
@@ -539,6 +543,13 @@ DECLARE
     -- OpenSSL the server opens the kernel's device for each number.)
     v_secret CONSTANT bytea := uuid_send(gen_random_uuid());
 BEGIN
+    IF p_executor <> 0 THEN
+        PERFORM FROM joex_private.executor e
+        WHERE e.id = p_executor AND e.left_at IS NULL AND NOT e.draining AND p_places <> '{}' FOR SHARE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
     RETURN QUERY WITH taken AS (
         UPDATE joex_private.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
                lock_id = encode(substr(sha256(v_secret || int8send(c.nr)), 1, 16), 'hex')::uuid, scheduled_at = clock_timestamp(),
@@ -657,7 +668,6 @@ DECLARE
     v_places tid[];
     v_walked CONSTANT bigint := joex_private.entries_walked();
     v_name text;
-    v_nothing text;         -- of a function without a value: an assignment costs a tenth of PERFORM
 BEGIN
     IF p_executor = 0 THEN
         SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
@@ -666,8 +676,7 @@ BEGIN
         IF NOT joex_private.sees_the_latest() THEN
             PERFORM joex_private.must_see_the_latest('joex_private.take');
         END IF;
-        -- Against rescuers and drains: they take this lock exclusively, and so see all of this call's work or none of it.
-        v_nothing := pg_advisory_xact_lock_shared(joex_private.executor_takes_lock(), p_executor);
+        -- (This decides nothing: see hand_out.)
         SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
     END IF;
     IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN

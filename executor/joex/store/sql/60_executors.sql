@@ -18,13 +18,12 @@ CREATE OR REPLACE FUNCTION joex_private.end_executor(p_id integer, p_ending text
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.end_executor');
-    -- Waits for a take of this executor that is under way (see take). After this, the executor takes nothing more.
-    PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), p_id);
     PERFORM joex_private.mark_ended(p_id, p_ending);
     RETURN coalesce((SELECT sum(o.jobs) FROM joex_private.put_back_orphans(p_most_losses, p_jobs, p_id) o), 0);
 END $$;
 
--- Mark an executor as ended, and its jobs as orphans. The caller has excluded takes of this executor. False: another judge was faster.
+-- Mark an executor as ended, and its jobs as orphans. Waits for a take of this executor that is under way (see hand_out); after this it
+-- takes nothing more. False: another judge was faster.
 CREATE OR REPLACE FUNCTION joex_private.mark_ended(p_id integer, p_ending text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_app_id text;
@@ -82,7 +81,7 @@ CREATE OR REPLACE FUNCTION joex_private.give_back_unknown(p_id integer, p_known 
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.give_back_unknown');
-    PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), p_id);
+    PERFORM FROM joex_private.executor e WHERE e.id = p_id FOR NO KEY UPDATE;
     RETURN (SELECT joex_private.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
         SELECT j.id FROM joex_private.job j WHERE j.id = ANY (ARRAY(SELECT joex_private.held_by(p_id)))
                                           AND j.executor_id IS NOT DISTINCT FROM p_id AND j.lock_id <> ALL (p_known)
@@ -118,8 +117,9 @@ BEGIN
         EXIT WHEN cardinality(v_dead) >= p_victims;
         -- (This transaction then holds the lock, so that the executor can't acquire it in between.)
         CONTINUE WHEN NOT v_silent.is_hung AND NOT pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), v_silent.id);
-        -- Other judges rescue too, and one is enough. end_executor acquires the same lock.
-        CONTINUE WHEN NOT pg_try_advisory_xact_lock(joex_private.executor_takes_lock(), v_silent.id);
+        -- Other judges rescue too, and one is enough. (A take that is under way has locked this row: see hand_out.)
+        PERFORM FROM joex_private.executor e WHERE e.id = v_silent.id FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
         -- Lock the lease of an executor that is still silent: a later heartbeat finds that the lease has ended. (The lease of an
         -- executor that has renewed meanwhile stays unlocked: its next heartbeat does not wait for this transaction.)
         PERFORM FROM joex_private.lease l WHERE l.executor_id = v_silent.id AND l.beat = v_silent.beat FOR UPDATE SKIP LOCKED;
@@ -184,8 +184,7 @@ BEGIN
         SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex_private.silent(p_ages, p_marks) s WHERE s.id = other.id;
         IF v_certain OR v_silent.is_hung
            OR v_silent.id IS NOT NULL AND pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), v_silent.id) THEN
-            -- First this lock, then the rows, as everywhere; then decide again, on the rows as they are now.
-            PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), other.id);
+            -- First the executor's row, then that of its lease, as everywhere; then decide again, on the rows as they are now.
             SELECT * INTO other FROM joex_private.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
             PERFORM FROM joex_private.lease l WHERE l.executor_id = other.id AND (v_certain OR l.beat = v_silent.beat) FOR UPDATE;
             IF other.id IS NOT NULL AND (FOUND OR v_certain OR v_silent.beat IS NULL) THEN
@@ -294,7 +293,6 @@ BEGIN
     PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.must_see_the_latest('joex_private.drain');
     FOR v_executor IN SELECT e.id, e.app_id FROM joex_private.executor e
                       WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) ORDER BY e.id LOOP
-        PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_executor.id);
         UPDATE joex_private.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;
         IF FOUND THEN
             PERFORM joex_private.notify_executor(v_executor.id);

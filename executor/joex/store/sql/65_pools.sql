@@ -13,8 +13,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock(joex_private.app_id_lock(), hashtext(p_app_id));
     SELECT e.id INTO v_id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
-        -- Against a take: it comes before all of this, and its jobs are counted, or finds that the executor drains.
-        PERFORM pg_advisory_xact_lock(joex_private.executor_takes_lock(), v_id);
+        -- Against a take (see hand_out): it comes before all of this, and its jobs are counted, or finds that the executor drains.
+        PERFORM FROM joex_private.executor e WHERE e.id = v_id FOR NO KEY UPDATE;
         IF p_only_if_idle
            AND EXISTS (SELECT FROM joex_private.held_by(v_id)) THEN
             RETURN 'busy';
