@@ -164,11 +164,11 @@ CALLS = {
     "lane": "joex_private.lane('high')",
     "executor_alive_lock": "joex_private.executor_alive_lock()",
     "ring_lock": "joex_private.ring_lock()",
-    "group_limit_lock": "joex_private.group_limit_lock()",
-    "app_id_lock": "joex_private.app_id_lock()",
-    "periodic_lock": "joex_private.periodic_lock()",
-    "queue_lock": "joex_private.queue_lock()",
-    "floors_lock": "joex_private.floors_lock()",
+    "has_session": "joex_private.has_session(1)",
+    "may_call": "joex_private.may_call(pg_backend_pid(), 'joex_private.heartbeat')",
+    "try_mutex": "joex_private.try_mutex('periodic')",
+    "make_mutex": None,  # a trigger
+    "lock_app_id": "joex_private.lock_app_id('a/b')",
     "sleep_state": "joex_private.sleep_state(ARRAY['default'])",
     "accept_state": "joex_private.accept_state('default')",
     "note_many": f"joex_private.note_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[1], ARRAY[0.0], ARRAY['info'], \

@@ -65,7 +65,7 @@ _EMPTY = r"""
     DO $$ DECLARE name text; touched text; BEGIN
         SELECT string_agg(c.oid::regclass::text, ', ') INTO touched FROM pg_class c
         WHERE relnamespace = 'joex_private'::regnamespace AND relkind = 'r'
-            AND relname NOT IN ('migration', 'this_database')
+            AND relname NOT IN ('migration', 'this_database', 'mutex')
             AND (pg_relation_size(c.oid) > 0 OR reltuples <> -1 OR EXISTS (  -- has, or had rows; was analyzed; gave ids
                 SELECT FROM pg_sequence s JOIN pg_depend d ON d.objid = s.seqrelid AND d.classid = 'pg_class'::regclass
                 WHERE d.refobjid = c.oid AND d.refclassid = 'pg_class'::regclass
@@ -77,6 +77,7 @@ _EMPTY = r"""
                     WHERE relnamespace = 'joex_private'::regnamespace AND relname ~ '^(ring_cursor|drawn)_\d' LOOP
             EXECUTE 'DROP SEQUENCE ' || name;
         END LOOP;
+        DELETE FROM joex_private.mutex WHERE purpose = 'limit';
         INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT (is_it)
             DO UPDATE SET binds_roles = false, limits_waiting = false;
     END $$

@@ -1,9 +1,10 @@
 """Migrates the schemas ``joex`` and ``joex_private`` of a database to this version, and checks their version.
 
-The numbered files of ``migrations/`` run once each, in one transaction, under an advisory lock, so that any number of
-pods may run them at their start. When a number was added, the migration redefines the functions, views and triggers
-(``sql/*.sql``) that have changed; a change of these alone therefore comes with a numbered file too. Migrations are
-forward-only, and each leaves the schemas usable for executors of the version before, which may still be running.
+The numbered files of ``migrations/`` run once each, in one transaction. It locks the table of those that have run, so
+that any number of pods may run them at their start; of those that would make the schemas, the server lets one do it.
+When a number was added, the migration redefines the functions, views and triggers (``sql/*.sql``) that have changed; a
+change of these alone therefore comes with a numbered file too. Migrations are forward-only, and each leaves the schemas
+usable for executors of the version before, which may still be running.
 
 To redefine a view or a trigger, a migration needs a lock that waits for each transaction that has used the view, or has
 written to the table, even if it is idle; and all later transactions wait behind that lock. So a migration waits for a
@@ -31,7 +32,7 @@ OLDEST_SERVER = 16
 
 _PATIENCE = 60.0
 _PAUSE = 1.0
-_LOCK = statement("SELECT pg_advisory_xact_lock(1785685000, 0)")
+_LOCK = statement("LOCK TABLE joex_private.migration IN SHARE ROW EXCLUSIVE MODE")
 # (The server ends a vacuum of its own once a session has waited for its lock for deadlock_timeout.)
 _WAIT_BRIEFLY = statement("""
     SELECT set_config('lock_timeout', (300 + CASE WHEN $1::boolean THEN
@@ -157,7 +158,10 @@ async def migrate(
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 rows = await connection.fetch(_IN_THE_WAY)
             is_long = not all(row["is_client"] for row in rows)
-            line = ", ".join(f"{row['what']}{_since(row['since'])})" for row in rows) or "a transaction that has ended"
+            line = (
+                ", ".join(f"{row['what']}{_since(row['since'])})" for row in rows)
+                or "a transaction that makes it, or has ended"
+            )
             if time.monotonic() >= until:
                 raise DatabaseUnavailable(
                     f"the schema can't be changed while other transactions use it: {line}; nothing was done: "
@@ -173,8 +177,9 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
     """Migrate, or give up if a lock is not free at once (is_long: after ``deadlock_timeout``)."""
     known = migrations()
     async with connection.transaction():
-        await connection.execute(_LOCK)
         await _refuse_planted(connection)
+        if await connection.fetchval(_HAS_VERSIONS):
+            await connection.execute(_LOCK)
         version = await schema_version(connection)
         _refuse_newer(version, known)
         missing = [migration for migration in known if migration.number > version]
@@ -185,7 +190,10 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
             await connection.execute(_SECURE_ONLY)  # a dump without rights may have been restored
             return []
         await connection.execute(_WAIT_BRIEFLY, is_long)
-        await connection.execute(_VERSIONS_TABLE)
+        try:
+            await connection.execute(_VERSIONS_TABLE)
+        except asyncpg.UniqueViolationError as error:
+            raise asyncpg.LockNotAvailableError("another process has just made the schemas") from error
         for migration in missing:
             await connection.execute(migration.sql)
         # (After the numbered files: one that drops a view removes its digest here.)

@@ -277,6 +277,15 @@ CREATE TABLE joex_private.group_setting (
 CREATE INDEX group_setting_by_ring ON joex_private.group_setting (queue, ring);
 CREATE INDEX group_setting_with_limit ON joex_private.group_setting (queue, ring) WHERE max_running IS NOT NULL;
 
+-- Rows to be locked (see try_mutex in sql/10_common.sql): one for each purpose, and one for each group with settings.
+CREATE TABLE joex_private.mutex (
+    purpose  text NOT NULL,
+    queue    text NOT NULL DEFAULT '',
+    ring     bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (purpose, queue, ring)
+);
+INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('queues');
+
 -- The position of a group in its counting scheme: its newest row. Only takes write it, and only for groups in which jobs of both
 -- priorities wait. (A new row each time: an update would wait for takes whose transactions are open, and read over dead versions while
 -- vacuum is pinned.)

@@ -3,9 +3,12 @@
 -- The schema joex has the documented functions and views, joex_private all others. The comment above an object of joex is its
 -- documentation: scripts/generate_sql_reference.py makes a page of these comments.
 
--- The first keys of the advisory locks ("joex" in ASCII, plus a number), so that they do not collide with locks of other programs;
--- the second key names the executor, the queue and so on. A transaction that waits for several acquires them in this order: app_id_lock,
--- the row of the executor. (1785685000 is the lock of migrations: store/migrate.py.)
+-- Locks. Any role that can connect can hold any advisory lock, so where sessions must exclude each other they lock rows: that of the
+-- executor (see hand_out), that of an app-id (lock_app_id), or one that is there for nothing else (try_mutex). A transaction that waits
+-- for several acquires them in this order: app-id, executor, lease.
+--
+-- Two locks are advisory, since they are held beyond a transaction, or not until its end. They exclude nobody for long. Their first
+-- keys are "joex" in ASCII, plus a number, so that they do not collide with locks of other programs.
 
 -- An executor is alive: its session holds this lock on its id.
 CREATE OR REPLACE FUNCTION joex_private.executor_alive_lock() RETURNS integer
@@ -15,25 +18,21 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685001';
 CREATE OR REPLACE FUNCTION joex_private.ring_lock() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685003';
 
--- A take from a group with a limit has not committed yet.
-CREATE OR REPLACE FUNCTION joex_private.group_limit_lock() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685004';
+-- Whether the role of the session with this process id may call a function of Joex, by itself or as a role that it may become.
+CREATE OR REPLACE FUNCTION joex_private.may_call(p_pid integer, p_function regproc) RETURNS boolean LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (
+        SELECT FROM pg_stat_get_activity(p_pid) a JOIN pg_roles r ON pg_has_role(a.usesysid, r.oid, 'USAGE, SET')
+        WHERE p_pid IS NOT NULL AND has_function_privilege(r.oid, p_function::oid, 'EXECUTE')) $$;
 
--- A transaction registers or retires an app-id.
-CREATE OR REPLACE FUNCTION joex_private.app_id_lock() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685005';
-
--- A scheduler fires periodic tasks.
-CREATE OR REPLACE FUNCTION joex_private.periodic_lock() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685006';
-
--- A transaction makes the row and the ring cursor of a queue.
-CREATE OR REPLACE FUNCTION joex_private.queue_lock() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685007';
-
--- A transaction raises floors, or switches them on or off.
-CREATE OR REPLACE FUNCTION joex_private.floors_lock() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1785685008';
+-- Keep other transactions, until this one ends, from firing periodic tasks ('periodic'), from raising or switching floors ('floors'), from
+-- making queues ('queues'), or from taking from a group with a limit ('limit'). False: another one does that. It never waits.
+CREATE OR REPLACE FUNCTION joex_private.try_mutex(p_purpose text, p_queue text DEFAULT '', p_ring bigint DEFAULT 0) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM FROM joex_private.mutex m WHERE m.purpose = p_purpose AND m.queue = p_queue AND m.ring = p_ring FOR UPDATE SKIP LOCKED;
+    RETURN FOUND;
+END $$;
 
 CREATE OR REPLACE FUNCTION joex_private.lane(priority joex_private.job_priority) RETURNS smallint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE priority WHEN 'high' THEN 1::smallint ELSE 2::smallint END $$;

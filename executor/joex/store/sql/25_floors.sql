@@ -217,7 +217,7 @@ BEGIN
     -- (A TRUNCATE, after which numbers may begin anew, comes before all of this, and has changed the epoch; or after.)
     LOCK TABLE joex_private.job IN ACCESS SHARE MODE;
     -- (An old snapshot would not see what the transactions of step 2 have done.)
-    IF NOT joex_private.sees_the_latest() OR NOT pg_try_advisory_xact_lock(joex_private.floors_lock(), 0) THEN
+    IF NOT joex_private.sees_the_latest() OR NOT joex_private.try_mutex('floors') THEN
         RETURN NULL;
     ELSIF p_epoch % 2 = 0 OR joex_private.floor_epoch() <> p_epoch THEN
         RETURN false;
@@ -322,7 +322,7 @@ DECLARE
 BEGIN
     IF v_is_on AND v_is_needed THEN
         RETURN true;
-    ELSIF joex_private.sees_the_latest() AND pg_try_advisory_xact_lock(joex_private.floors_lock(), 0) THEN
+    ELSIF joex_private.sees_the_latest() AND joex_private.try_mutex('floors') THEN
         RETURN joex_private.set_floors(v_is_needed);
     END IF;
     RETURN false;

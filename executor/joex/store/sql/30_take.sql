@@ -129,20 +129,39 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 
 -- How many more jobs of a group with a limit may run. A limit must hold at every moment, so that takes from such a group
 -- exclude each other until they have committed: 0 where another one is under way. (That one wakes a sleeping executor if it leaves
--- work.) The count is a statement of its own, and so sees what has committed before the lock was free.
+-- work.) It counts again in a statement of its own, which sees what has committed before the lock was free. (It counts before
+-- too: to lock a row is to write, and a take that finds all groups at their limits writes nothing.)
 CREATE OR REPLACE FUNCTION joex_private.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_room integer;
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.accept from a group with a limit');
-    IF p_limit <= 0 OR NOT pg_try_advisory_xact_lock(joex_private.group_limit_lock(), hashtext(p_queue || p_ring)) THEN
-        RETURN 0;
-    END IF;
-    RETURN p_limit - (
-        SELECT r.running FROM (SELECT FROM (VALUES (1)) one) one
-        LEFT JOIN LATERAL (SELECT f.held_upto, f.held FROM joex_private.floor_of(p_queue, p_ring) f
-                           LIMIT joex_private.floor_epoch() % 2) f ON true
-        CROSS JOIN LATERAL joex_private.running_of(p_queue, p_ring, f.held_upto, f.held) r);
+    FOR i IN 1..2 LOOP
+        v_room := CASE WHEN p_limit > 0 THEN p_limit - (
+            SELECT r.running FROM (SELECT FROM (VALUES (1)) one) one
+            LEFT JOIN LATERAL (SELECT f.held_upto, f.held FROM joex_private.floor_of(p_queue, p_ring) f
+                               LIMIT joex_private.floor_epoch() % 2) f ON true
+            CROSS JOIN LATERAL joex_private.running_of(p_queue, p_ring, f.held_upto, f.held) r) ELSE 0 END;
+        IF v_room <= 0 THEN
+            RETURN 0;
+        END IF;
+        IF i = 1 AND NOT joex_private.try_mutex('limit', p_queue, p_ring) THEN
+            RETURN 0;
+        END IF;
+    END LOOP;
+    RETURN v_room;
 END $$;
+
+-- A row for try_mutex comes with each group that has settings. (It stays apart from the settings, so that a change of these does
+-- not wait for a worker's open transaction.)
+CREATE OR REPLACE FUNCTION joex_private.make_mutex() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO joex_private.mutex (purpose, queue, ring) VALUES ('limit', NEW.queue, NEW.ring) ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER make_mutex AFTER INSERT OR UPDATE OF queue, ring ON joex_private.group_setting
+FOR EACH ROW EXECUTE FUNCTION joex_private.make_mutex();
 
 -- The next jobs of groups in which both priorities wait, locked, as many as said of each: due retries, then by the counting scheme.
 -- The nth high job has the nth turn for high ones from where the group stands, and so the low ones; the scheme's turns for a priority

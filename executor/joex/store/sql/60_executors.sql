@@ -103,6 +103,18 @@ RETURNS TABLE (id integer, beat bigint, is_hung boolean) LANGUAGE sql STABLE AS 
           FROM joex_private.executor e LEFT JOIN joex_private.lease l ON l.executor_id = e.id WHERE e.left_at IS NULL) s
     WHERE s.begun < s.mark_of_five OR s.locks AND s.begun < s.mark_of_one $$;
 
+-- Whether a session that may be the executor's holds its lock. If none does, this transaction holds it, so that the executor can't
+-- acquire it in between; but a session whose role could send no heartbeat, and so is no executor, may hold it.
+CREATE OR REPLACE FUNCTION joex_private.has_session(p_id integer) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN NOT pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), p_id) AND EXISTS (
+        SELECT FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+              AND l.classid::bigint = joex_private.executor_alive_lock() AND l.objid::bigint = p_id
+              AND joex_private.may_call(l.pid, 'joex_private.heartbeat'::regproc));
+END $$;
+
 -- End at most p_victims dead executors, and put back at most p_jobs jobs that ended executors still hold. Returns how many of each
 -- executor. The caller repeats this, each time in a transaction of its own, until it returns nothing. It never waits for a lock.
 CREATE OR REPLACE FUNCTION joex_private.rescue(
@@ -115,8 +127,7 @@ BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.rescue');
     FOR v_silent IN SELECT s.id, s.beat, s.is_hung FROM joex_private.silent(p_ages, p_marks) s LOOP
         EXIT WHEN cardinality(v_dead) >= p_victims;
-        -- (This transaction then holds the lock, so that the executor can't acquire it in between.)
-        CONTINUE WHEN NOT v_silent.is_hung AND NOT pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), v_silent.id);
+        CONTINUE WHEN NOT v_silent.is_hung AND joex_private.has_session(v_silent.id);
         -- Other judges rescue too, and one is enough. (A take that is under way has locked this row: see hand_out.)
         PERFORM FROM joex_private.executor e WHERE e.id = v_silent.id FOR NO KEY UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
@@ -136,12 +147,13 @@ BEGIN
 END $$;
 
 -- Serve a queue: make its row and its ring cursor (see make_ring_cursor), once. Returns the cursor; null while another transaction is
--- making it. That may be a client's own transaction, and open for long: no take waits for it, and each take tries again.
+-- making one, of this queue or of another. That may be a client's own transaction, and open for long: no take waits for it, and each take
+-- tries again.
 CREATE OR REPLACE FUNCTION joex_private.serve_queue(p_queue text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_cursor regclass := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
 BEGIN
-    IF v_cursor IS NULL AND pg_try_advisory_xact_lock(joex_private.queue_lock(), hashtext(p_queue)) THEN
+    IF v_cursor IS NULL AND joex_private.try_mutex('queues') THEN
         v_cursor := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
         IF v_cursor IS NULL THEN
             INSERT INTO joex_private.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
@@ -150,6 +162,23 @@ BEGIN
     RETURN v_cursor;
 EXCEPTION WHEN unique_violation THEN    -- (the row is younger than the snapshot of this transaction)
     RETURN NULL;
+END $$;
+
+-- Exclude, and wait for, other transactions that register or retire this app-id, until this one ends. False: it is retired. (The row is
+-- gone as soon as it is there, but a transaction that inserts an equal one waits for the end of this transaction all the same.)
+CREATE OR REPLACE FUNCTION joex_private.lock_app_id(p_app_id text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    LOOP
+        INSERT INTO joex_private.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            DELETE FROM joex_private.retired r WHERE r.app_id = p_app_id;
+            RETURN true;
+        END IF;
+        PERFORM FROM joex_private.retired r WHERE r.app_id = p_app_id FOR UPDATE;
+        IF FOUND THEN       -- (else an operator has forgotten it meanwhile)
+            RETURN false;
+        END IF;
+    END LOOP;
 END $$;
 
 -- Register an executor. This replaces an earlier registration of the same app-id, and puts its jobs back, if that executor is certainly
@@ -170,8 +199,7 @@ DECLARE
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.register');
     reclaimed := 0;
-    PERFORM pg_advisory_xact_lock(joex_private.app_id_lock(), hashtext(p_app_id));
-    retired := EXISTS (SELECT FROM joex_private.retired r WHERE r.app_id = p_app_id);
+    retired := NOT joex_private.lock_app_id(p_app_id);
     mark := joex.horizon();
     IF retired THEN
         RETURN NEXT;
@@ -183,7 +211,7 @@ BEGIN
         v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
         SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex_private.silent(p_ages, p_marks) s WHERE s.id = other.id;
         IF v_certain OR v_silent.is_hung
-           OR v_silent.id IS NOT NULL AND pg_try_advisory_xact_lock(joex_private.executor_alive_lock(), v_silent.id) THEN
+           OR v_silent.id IS NOT NULL AND NOT joex_private.has_session(v_silent.id) THEN
             -- First the executor's row, then that of its lease, as everywhere; then decide again, on the rows as they are now.
             SELECT * INTO other FROM joex_private.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
             PERFORM FROM joex_private.lease l WHERE l.executor_id = other.id AND (v_certain OR l.beat = v_silent.beat) FOR UPDATE;

@@ -10,7 +10,7 @@ DECLARE
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.retire');
     -- Against a registration under this app-id: it comes before all of this, or finds the app-id retired.
-    PERFORM pg_advisory_xact_lock(joex_private.app_id_lock(), hashtext(p_app_id));
+    PERFORM joex_private.lock_app_id(p_app_id);
     SELECT e.id INTO v_id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
     IF FOUND THEN
         -- Against a take (see hand_out): it comes before all of this, and its jobs are counted, or finds that the executor drains.

@@ -226,7 +226,7 @@ DECLARE
     v_given record;
     v_task joex_private.periodic_task;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(joex_private.periodic_lock(), 0) THEN
+    IF NOT joex_private.try_mutex('periodic') THEN
         RETURN;
     END IF;
     FOR v_given IN SELECT * FROM unnest(ids, revisions, nextruns, fires, nexts, errors)
