@@ -145,6 +145,20 @@ async def test_two_executors_with_different_app_ids_live_side_by_side(bench):
     assert await bench.executor("one") != await bench.executor("two")
 
 
+async def test_a_take_waits_for_a_transaction_that_has_locked_its_executor_and_leaves_it_in_peace(
+    bench, another_connection, waiting_for_a_lock
+):
+    """As an operator does that finds it busy. The take may be the answer to a wake-up, which does not come again."""
+    executor, job = await bench.executor(), await bench.submit()
+    judge, watcher = await another_connection(), await another_connection()
+    async with judge.transaction():
+        await judge.execute("SELECT FROM joex_private.executor WHERE id = $1 FOR NO KEY UPDATE", executor)
+        async with waiting_for_a_lock(watcher, bench.take(executor)) as taken:
+            assert not taken.done()
+            await judge.execute("COMMIT; BEGIN")
+    assert [one.id for one in await taken] == [job]
+
+
 async def test_a_restart_in_the_same_pod_and_a_take_of_its_predecessor_do_not_deadlock(
     bench, another_connection, waiting_for_a_lock
 ):

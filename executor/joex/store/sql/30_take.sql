@@ -549,9 +549,10 @@ CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql 
 
 -- The jobs at these places, which this transaction has locked, go to the executor, in this order; none does where it has begun to drain,
 -- or its lease has ended. Against rescuers and drains, which write the executor's row: they wait for this transaction and see all that it
--- takes, or they were first, and this takes nothing. (To lock a row is to write, so a take does it only when it writes anyway. It shares
--- the lock, so that a take whose link broke stops no later one of the executor. It does not wait, because other executors may take these
--- jobs meanwhile; this one looks again when the transactions that were open have ended: see fall_asleep.)
+-- takes, or this waits for them, and takes nothing then. (To lock a row is to write, so a take does it only when it writes anyway. It
+-- shares the lock, so that a take whose link broke stops no later one of the executor. It has to wait: a transaction may lock the row and
+-- leave the executor in peace, and a wake-up is spent on one take. No deadlock comes of that, because the others lock jobs that an
+-- executor holds, and these are held by none.)
 -- Arguments come along where they are small, and those of one call have a megabyte together, or else no more than their share of it:
 -- others are null, and the run asks for them itself (see joex_private.arguments). Else the arguments of one tenant would keep all
 -- other tenants waiting on a slow link.
@@ -564,7 +565,7 @@ DECLARE
 BEGIN
     IF p_executor <> 0 THEN
         PERFORM FROM joex_private.executor e
-        WHERE e.id = p_executor AND e.left_at IS NULL AND NOT e.draining AND p_places <> '{}' FOR SHARE SKIP LOCKED;
+        WHERE e.id = p_executor AND e.left_at IS NULL AND NOT e.draining AND p_places <> '{}' FOR SHARE;
         IF NOT FOUND THEN
             RETURN;
         END IF;
