@@ -77,7 +77,11 @@ _EMPTY = r"""
                     WHERE relnamespace = 'joex_private'::regnamespace AND relname ~ '^(ring_cursor|drawn)_\d' LOOP
             EXECUTE 'DROP SEQUENCE ' || name;
         END LOOP;
-        DELETE FROM joex_private.mutex WHERE purpose = 'limit';
+        IF EXISTS (SELECT FROM joex_private.mutex WHERE purpose = 'limit')
+            OR (SELECT reltuples <> -1 FROM pg_class WHERE oid = 'joex_private.mutex'::regclass) THEN
+            TRUNCATE joex_private.mutex;
+            INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('queues');
+        END IF;
         INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT (is_it)
             DO UPDATE SET binds_roles = false, limits_waiting = false;
     END $$

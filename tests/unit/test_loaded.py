@@ -149,7 +149,10 @@ def standing(folder: Path, code: str, *arguments: str) -> Iterator[subprocess.Po
     with subprocess.Popen(
         command, cwd=folder, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def first_line(process: subprocess.Popen) -> int:
@@ -167,8 +170,9 @@ def test_a_command_gives_its_fork_streams_arguments_folder_and_environment(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_a_command_passes_signals_on_and_ends_by_that_of_its_fork(tmp_path: Path, number: signal.Signals) -> None:
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print(0, flush=True); signal.pause()"
-    with standing(tmp_path, code) as process:
+    # (Python handles SIGINT, and a process that nohup has started ignores SIGHUP, as do those that it starts.)
+    code = "import signal; signal.signal(int(sys.argv[1]), signal.SIG_DFL); print(0, flush=True); signal.pause()"
+    with standing(tmp_path, code, str(int(number))) as process:
         first_line(process), first_line(process)
         process.send_signal(number)
         assert process.wait(30) == -number
