@@ -34,6 +34,29 @@ async def test_idle_executors_go_and_busy_ones_stay(system: System) -> None:
         assert await ran_once(system, job)
 
 
+async def test_a_busy_executor_that_is_not_needed_leaves_new_jobs_to_another_one_and_goes(system: System) -> None:
+    system.operator(poll_interval="100ms")
+    jobs = {flag: await system.submit("hold", flag=flag) for flag in "abcdef"}
+    async with Terminations(system) as terminations:
+        await system.pool(poolSize=3)
+        flags: dict[str, list[str]] = {"pool-0": [], "pool-1": []}
+        for flag, job in jobs.items():
+            flags[await system.executor_of(job)].append(flag)
+        for flag in (*flags["pool-0"][1:], *flags["pool-1"][1:]):
+            await system.effects.flag(flag)
+        # Two jobs are left, one on each: one executor would do. (Until it is marked, either may take a new one.)
+        spare = "SELECT state = 'spare' FROM joex.executors WHERE app_id LIKE '%/pool-1'"
+        await eventually(lambda: system.db.fetchval(spare), why="the younger one is marked")
+        later = await system.submit("hold", flag="later")
+        assert await system.executor_of(later) == "pool-0"
+        await system.effects.flag(flags["pool-1"][0])
+        await system.until_replicas("pool-0")
+        assert (terminations.pods != [], terminations.too_early) == (True, [])
+    for flag in (flags["pool-0"][0], "later"):
+        await system.effects.flag(flag)
+    assert await system.effects.all_finished([*jobs.values(), later]) == {"success": 7}
+
+
 async def test_those_that_start_go_before_those_that_are_idle(system: System) -> None:
     system.operator()
     await system.pool(replicas=2)

@@ -89,6 +89,80 @@ class TestDemand:
         assert (runnable, known.held) in {(1, 0), (0, 1)}
 
 
+class TestSpareExecutors:
+    async def test_one_takes_nothing_while_another_has_a_free_slot(self, bench) -> None:
+        one, another = await two_of_which_the_first_is_spare(bench)
+        await executors.fall_asleep(bench.connection, another)
+        await bench.submit()
+        assert await bench.take(one) == []
+        assert len(await bench.take(another)) == 1
+
+    async def test_it_takes_what_the_others_have_no_slot_for(self, bench) -> None:
+        one, another = await two_of_which_the_first_is_spare(bench)
+        await executors.fall_asleep(bench.connection, another)
+        for _ in range(3):
+            await bench.submit()
+        assert len(await bench.take(another, 2)) == 2  # all its slots
+        assert len(await bench.take(one)) == 1
+
+    @pytest.mark.parametrize(
+        "why",
+        [
+            "UPDATE joex_private.executor SET draining = true",
+            "UPDATE joex_private.executor SET spare = true",
+            "UPDATE joex_private.executor SET queues = '{mail}'",
+            "UPDATE joex_private.lease SET heartbeat_at = clock_timestamp() - interval '31 seconds'",
+        ],
+        ids=["drains", "is spare too", "serves other queues", "is silent"],
+    )
+    async def test_it_leaves_nothing_to_one_that(self, bench, why: str) -> None:
+        one, another = await two_of_which_the_first_is_spare(bench)
+        await executors.fall_asleep(bench.connection, another)
+        column = "executor_id" if "lease" in why else "id"
+        await bench.connection.execute(f"{why} WHERE {column} = $1", another)
+        await bench.submit()
+        assert len(await bench.take(one)) == 1
+
+    async def test_it_is_woken_last(self, bench, another_connection) -> None:
+        one, another = await two_of_which_the_first_is_spare(bench)
+        heard: list[str] = []
+        listener = await another_connection()
+        await listener.add_listener("joex_wake", lambda *message: heard.append(message[-1]))
+        for executor in (another, one):  # the spare one is the last to fall asleep
+            await executors.fall_asleep(bench.connection, executor)
+        await bench.submit()
+        await eventually(lambda: heard, why="a notification")
+        assert [json.loads(message)["executors"] for message in heard] == [[another]]
+
+    async def test_without_the_mark_it_is_told_of_what_waits(self, bench, another_connection) -> None:
+        one, _ = await two_of_which_the_first_is_spare(bench)
+        await executors.fall_asleep(bench.connection, one)
+        await bench.submit()
+        heard: list[str] = []
+        listener = await another_connection()
+        await listener.add_listener("joex_wake", lambda *message: heard.append(message[-1]))
+        assert await pools.mark_spare(bench.connection, "p/a-0", spare=False)
+        await eventually(lambda: heard, why="a notification")
+        assert [json.loads(message)["executors"] for message in heard] == [[one]]
+        assert not await pools.mark_spare(bench.connection, "p/a-0", spare=False), "it has no mark any more"
+        assert len(await bench.take(one)) == 1
+
+    async def test_the_mark_is_of_one_registration(self, bench) -> None:
+        await two_of_which_the_first_is_spare(bench)
+        assert [known.spare for known in await pools.replicas(bench.connection, "p/a-")] == [True, False]
+        assert [found.state for found in await executors.list_executors(bench.connection)] == ["spare", "awake"]
+        await bench.executor("p/a-0", pod_uid="pod")
+        assert [known.spare for known in await pools.replicas(bench.connection, "p/a-")] == [False, False]
+        assert not await pools.mark_spare(bench.connection, "p/a-7", spare=True)
+
+
+async def two_of_which_the_first_is_spare(bench) -> tuple[int, int]:
+    one = await bench.executor("p/a-0", pod_uid="pod", lease=timedelta(minutes=1))
+    another = await bench.executor("p/a-1", lease=timedelta(minutes=1))
+    assert await pools.mark_spare(bench.connection, "p/a-0", spare=True)
+    return one, another
+
+
 class TestRetirement:
     async def test_nobody_registers_under_a_retired_app_id(self, bench) -> None:
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "retired"
@@ -111,7 +185,7 @@ class TestRetirement:
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
         assert len(await bench.take(executor)) == 1
         assert await pools.replicas(bench.connection, "p/a-") == [
-            pools.Known("p/a-0", executor, None, 2, draining=False, retired_at=None)
+            pools.Known("p/a-0", executor, None, 2, draining=False, spare=False, retired_at=None)
         ]
 
     async def test_a_busy_one_drains_where_that_is_wanted(self, bench) -> None:

@@ -16,12 +16,13 @@ CHANNEL = "joex_operator"
 _PROMOTE = statement("SELECT joex_private.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text[], $2::integer)")
 _REPLICAS = statement(
-    "SELECT app_id, executor, pod_uid, held, draining, retired_at FROM joex_private.replicas($1::text)"
+    "SELECT app_id, executor, pod_uid, held, draining, spare, retired_at FROM joex_private.replicas($1::text)"
 )
 _REGISTERED_IN = statement("SELECT DISTINCT pod_uid FROM joex_private.executor WHERE pod_uid = ANY ($1::text[])")
 _WATCH = statement("SELECT joex_private.watch($1::text, $2::text[], $3::interval)")
 _RETIRE = statement("SELECT joex_private.retire($1::text, $2::boolean)")
 _FORGET = statement("SELECT joex_private.forget_retired($1::text, $2::timestamptz)")
+_MARK_SPARE = statement("SELECT joex_private.mark_spare($1::text, $2::boolean)")
 _POD_GONE = statement("SELECT joex_private.pod_gone($1::text, $2::integer)")
 
 
@@ -34,6 +35,7 @@ class Known:
     pod_uid: str | None
     held: int
     draining: bool
+    spare: bool
     retired_at: datetime | None
 
 
@@ -83,6 +85,12 @@ async def forget_retired(connection: Connection, app_id: str, retired_at: dateti
     """Let a new executor register under an app-id that was retired then."""
     with translated():
         return bool(await connection.fetchval(_FORGET, app_id, retired_at))
+
+
+async def mark_spare(connection: Connection, app_id: str, *, spare: bool) -> bool:
+    """Mark an executor as one that leaves new jobs to others, or no longer; whether that changed anything."""
+    with translated():
+        return bool(await connection.fetchval(_MARK_SPARE, app_id, spare))
 
 
 async def pod_gone(connection: Connection, pod_uid: str, most_losses: int) -> int:

@@ -28,6 +28,7 @@ from joex_operator.decide.actions import (
     CreateReplica,
     DeleteReplica,
     ForgetReplica,
+    MarkSpare,
     ReportGone,
     UpdateReplica,
     Why,
@@ -203,22 +204,30 @@ class PoolReconciler:
                 await self._fleet.delete(pool, replica, uid)
             case UpdateReplica(replica, uid):
                 await self._fleet.update(pool, replica, uid)
-            case _ if database is None:
-                return False
-            case AskDrain(replica, only_if_idle, why):
-                if why is Why.TEMPLATE:  # nothing leaves for a template of which no replica can be created
-                    await self._fleet.check(pool)
-                async with database.connection() as connection:
-                    answer = await pools.retire(connection, app_id(pool.namespace, replica), only_if_idle=only_if_idle)
-                return answer != "busy"
-            case ForgetReplica(replica, retired_at):
-                if not await self._fleet.is_clear(pool, replica):
-                    return False
-                async with database.connection() as connection:
+            case _:
+                return database is not None and await self._tell(pool, action, database)
+        return True
+
+    async def _tell(
+        self, pool: Pool, action: AskDrain | MarkSpare | ForgetReplica | ReportGone, database: Database
+    ) -> bool:
+        """Carry out an action in the database. False: there was nothing left to do."""
+        if isinstance(action, AskDrain) and action.why is Why.TEMPLATE:
+            await self._fleet.check(pool)  # nothing leaves for a template of which no replica can be created
+        if isinstance(action, ForgetReplica) and not await self._fleet.is_clear(pool, action.replica):
+            return False
+        async with database.connection() as connection:
+            match action:
+                case AskDrain(replica, only_if_idle):
+                    name = app_id(pool.namespace, replica)
+                    return await pools.retire(connection, name, only_if_idle=only_if_idle) != "busy"
+                case MarkSpare(replica, spare):
+                    return await pools.mark_spare(connection, app_id(pool.namespace, replica), spare=spare)
+                case ForgetReplica(replica, retired_at):
                     return await pools.forget_retired(connection, app_id(pool.namespace, replica), retired_at)
-            case ReportGone(pod_uid):
-                async with database.connection() as connection:
-                    self._metrics.decisions.reclaimed(await pools.pod_gone(connection, pod_uid, pool.spec.most_losses))
+                case ReportGone(pod_uid):
+                    jobs = await pools.pod_gone(connection, pod_uid, pool.spec.most_losses)
+                    self._metrics.decisions.reclaimed(jobs)
         return True
 
     def _count_latency(self, pool: Pool, done: Sequence[Action]) -> None:
@@ -256,7 +265,9 @@ def _with_executor(replica: Replica, known: Known | None, database: str) -> Repl
     if known is None:
         return replace(replica, executor=ObservedExecutor(database=database))
     alive = known.executor is not None
-    executor = ObservedExecutor(alive, known.held, known.draining, known.retired_at, known.pod_uid, database)
+    executor = ObservedExecutor(
+        alive, known.held, known.draining, known.spare, known.retired_at, known.pod_uid, database
+    )
     return replace(replica, executor=executor)
 
 

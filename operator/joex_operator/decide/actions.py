@@ -47,6 +47,14 @@ class AskDrain:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkSpare:
+    """Mark a replica's executor as one that leaves new jobs to others, or no longer."""
+
+    replica: str
+    spare: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteReplica:
     """Delete the Deployment of a replica, if its uid still is this one."""
 
@@ -78,4 +86,4 @@ class ReportGone:
     pod_uid: str
 
 
-Action: TypeAlias = CreateReplica | AskDrain | DeleteReplica | ForgetReplica | UpdateReplica | ReportGone
+Action: TypeAlias = CreateReplica | AskDrain | MarkSpare | DeleteReplica | ForgetReplica | UpdateReplica | ReportGone

@@ -147,7 +147,10 @@ def _able_to_scale(observed: ObservedPool, plan: Plan, failure: str) -> Conditio
         return Condition(name, "True", reason, f"{until} for the stabilization window")
     if sizing.mode is Mode.DEMAND and len(takers(observed.replicas)) - _leaving(plan) > sizing.target:
         return Condition(
-            name, "True", "WaitingForIdle", "executors beyond the demand run jobs: they leave when they are idle"
+            name,
+            "True",
+            "WaitingForIdle",
+            "executors beyond the demand leave new jobs to others, and go when they are idle",
         )
     return Condition(name, "True", "ReadyForNewScale", "nothing delays a change of size")
 

@@ -20,6 +20,7 @@ from joex_operator.decide.actions import (
     CreateReplica,
     DeleteReplica,
     ForgetReplica,
+    MarkSpare,
     ReportGone,
     UpdateReplica,
     Why,
@@ -95,7 +96,8 @@ def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) 
     outdated = _outdated(pool, observed, sizing, surplus)
     created = _created(observed, sizing, leaving=len(surplus) + len(outdated))
     asked = [*surplus, *outdated, *_crashing(observed, sizing), *_lost(observed), *_elsewhere(observed)]
-    actions = (*_reports(observed), *_deletions(pool, observed, now), *_repairs(observed), *asked, *created)
+    marked = _marked(observed, sizing, asked)
+    actions = (*_reports(observed), *_deletions(pool, observed, now), *_repairs(observed), *asked, *marked, *created)
     return Plan(
         actions=actions,
         sizing=_remembering(pool, observed, sizing, shrunk=len(surplus), created=len(created), now=now),
@@ -115,7 +117,7 @@ def _surplus(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
     """Drain surplus replicas. One that was observed idle and has taken a job since stays: the next plan decides.
 
     A busy replica drains only where there are more than the user allows. Where there are more than the demand calls
-    for, it stays until it is idle: its free slots are there for the next jobs.
+    for, it stays until it is idle (see `_marked`).
     """
     order = first_to_leave(takers(observed.replicas), observed.template)
     disallowed = len(order) - sizing.most
@@ -123,6 +125,22 @@ def _surplus(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
         AskDrain(replica.name, replica.phase is not Phase.BUSY, Why(sizing.mode))
         for number, replica in enumerate(order[: max(len(order) - sizing.target, 0)])
         if replica.phase is not Phase.BUSY or number < disallowed
+    ]
+
+
+def _marked(observed: ObservedPool, sizing: Sizing, asked: Sequence[AskDrain]) -> list[MarkSpare]:
+    """Mark the executors that the pool could do without, so that they take only what the others have no slots for.
+
+    Otherwise steady work would keep each of them busy for ever. The marks of others go: after the drains, because an
+    executor that drains may leave jobs to them.
+    """
+    leaving = {action.replica for action in asked}
+    order = [one for one in first_to_leave(takers(observed.replicas), observed.template) if one.name not in leaving]
+    spare = {replica.name for replica in order[: max(len(order) - sizing.target, 0)]}
+    return [
+        MarkSpare(replica.name, replica.name in spare)
+        for replica in order
+        if replica.phase is not Phase.PENDING and replica.is_spare != (replica.name in spare)
     ]
 
 

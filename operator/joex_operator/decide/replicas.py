@@ -56,6 +56,7 @@ class ObservedExecutor:
         alive: an executor is registered, and has not ended.
         held: jobs that it holds.
         draining: it takes no more jobs, whether this operator drains it or an administrator does.
+        spare: it leaves new jobs to other executors that have free slots.
         retired_at: since when no executor can register under the app-id; None: it is not retired.
         pod_uid: the pod it runs in.
         database: the name of the database.
@@ -64,6 +65,7 @@ class ObservedExecutor:
     alive: bool = False
     held: int = 0
     draining: bool = False
+    spare: bool = False
     retired_at: datetime | None = None
     pod_uid: str | None = None
     database: str = field(default="", compare=False)
@@ -149,6 +151,11 @@ class Replica:
         return self.phase is Phase.IDLE and self.unready
 
     @property
+    def is_spare(self) -> bool:
+        """Whether its executor leaves new jobs to others."""
+        return self.executor is not None and self.executor.spare
+
+    @property
     def held(self) -> int:
         """Jobs that its executor holds, as far as the database says."""
         return 0 if self.executor is None else self.executor.held
@@ -177,12 +184,15 @@ def ready(replicas: Iterable[Replica]) -> list[Replica]:
 def first_to_leave(replicas: Iterable[Replica], template: str) -> list[Replica]:
     """The replicas in the order in which they leave.
 
-    Pending before idle before busy; among these the outdated first, then those with fewest jobs, then the youngest.
+    Pending before idle before busy; among these the outdated first, then those that have been told to leave new jobs to
+    others, then those with fewest jobs, then the youngest.
     """
-    known = [replica for replica in replicas if replica.phase in _ORDER]
-    return sorted(
-        known, key=lambda replica: (_ORDER[replica.phase], replica.template == template, replica.held, -replica.index)
-    )
+
+    def rank(replica: Replica) -> tuple[int, bool, bool, int, int]:
+        stays = not replica.is_spare
+        return _ORDER[replica.phase], replica.template == template, stays, replica.held, -replica.index
+
+    return sorted((replica for replica in replicas if replica.phase in _ORDER), key=rank)
 
 
 def free_indices(replicas: Iterable[Replica], taken: frozenset[int] = frozenset()) -> Iterator[int]:

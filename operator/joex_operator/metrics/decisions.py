@@ -11,6 +11,7 @@ from joex_operator.decide.actions import (
     CreateReplica,
     DeleteReplica,
     ForgetReplica,
+    MarkSpare,
     ReportGone,
     UpdateReplica,
     Why,
@@ -117,5 +118,5 @@ def _decision(action: Action) -> tuple[str, str] | None:
             return "repair", _REPLICAS
         case ReportGone():
             return "repair", _POD_GONE
-        case ForgetReplica():
+        case ForgetReplica() | MarkSpare():
             return None

@@ -11,7 +11,6 @@ from datetime import timedelta
 from heapq import nlargest
 from itertools import count
 from math import inf
-from operator import attrgetter
 
 from joex.core.job import State
 from joex_operator.api.objects import Pool
@@ -93,7 +92,7 @@ class Simulation:
         self._wake(queue)
 
     def _wake(self, queue: FairQueue, most: int = 1) -> None:
-        """Wake sleeping executors if there is work, the last to fall asleep first; if none sleeps, notify the pools.
+        """Wake sleeping executors if there is work, spare ones last; if none sleeps, notify the pools.
 
         As `wake` in the database does: an executor that is awake already counts, and takes all it can.
         """
@@ -102,7 +101,7 @@ class Simulation:
         pools = self._pools_of[queue]
         sleepers = [sleeper for pool in pools for sleeper in pool.sleepers(most)]
         if len(pools) > 1:
-            sleepers = nlargest(most, sleepers, key=attrgetter("asleep"))
+            sleepers = nlargest(most, sleepers, key=_by_turn)
         for executor in sleepers:
             if not executor.is_woken:
                 executor.is_woken = True
@@ -123,7 +122,7 @@ class Simulation:
         """
         queues, scheme = executor.pool.queues, executor.pool.spec.counting_scheme
         for nr in range(len(queues)):
-            if executor.free:
+            if executor.free and not self._leaves_to_others(executor, queues[(executor.turn + nr) % len(queues)]):
                 for job in queues[(executor.turn + nr) % len(queues)].take(executor.free, scheme):
                     self._start(executor, job)
         executor.turn += 1
@@ -133,6 +132,10 @@ class Simulation:
                 self._wake(queue, _WOKEN_NEXT)
         elif not executor.asleep:
             executor.pool.sleeps(executor, next(self._falls))
+
+    def _leaves_to_others(self, executor: SimulatedExecutor, queue: FairQueue) -> bool:
+        """Whether another executor takes what waits; see `another_can_take` in the database."""
+        return executor.is_spare and any(not one.is_spare for pool in self._pools_of[queue] for one in pool.sleepers(1))
 
     def _start(self, executor: SimulatedExecutor, job: int) -> None:
         group, now, limit = self._jobs.group[job], self._clock.now, executor.pool.timeout
@@ -203,6 +206,9 @@ class Simulation:
                 self._clock.plan(self._clock.now + self._timing.start_up, self._ready, executor)
         if change.started:
             self._moved = self._clock.now
+        if change.leaves_work:
+            for queue in pool.queues:
+                self._wake(queue)
         if not self._is_still():
             again_in = self._timing.poll if change.again_in is None else min(change.again_in, self._timing.poll)
             self._plan_reconcile(
@@ -227,3 +233,7 @@ class Simulation:
         if not executor.is_gone:
             executor.pool.starts(executor)
             self._take(executor)
+
+
+def _by_turn(sleeper: SimulatedExecutor) -> tuple[bool, int]:
+    return not sleeper.is_spare, sleeper.asleep

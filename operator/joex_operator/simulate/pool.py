@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from math import inf
+from operator import attrgetter
 
 from joex.core import outcome
 from joex.core.fairness import Cursor, Group
@@ -14,7 +15,7 @@ from joex.core.job import State
 from joex.core.outcome import Ending, Outcome, Verdict
 from joex_operator.api.names import replica_index, replica_name
 from joex_operator.api.objects import Pool
-from joex_operator.decide.actions import AskDrain, CreateReplica
+from joex_operator.decide.actions import AskDrain, CreateReplica, MarkSpare
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import ObservedPool, decide
 from joex_operator.decide.replicas import ObservedExecutor, Replica
@@ -36,6 +37,7 @@ class SimulatedExecutor:
         turn: decides which of its queues comes first at its next take.
         asleep: 0 while it is awake; else the larger, the later it fell asleep.
         is_woken: it is asleep, and wakes up in a moment.
+        is_spare: its pool could do without it.
         replica: as the operator observes it; None: it has changed since the latest reconcile.
     """
 
@@ -46,6 +48,7 @@ class SimulatedExecutor:
     turn: int = 0
     asleep: int = 0
     is_woken: bool = False
+    is_spare: bool = False
     is_ready: bool = False
     is_gone: bool = False
     replica: Replica | None = None
@@ -53,9 +56,16 @@ class SimulatedExecutor:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The result of a reconcile: executors that start, and seconds until the next reconcile."""
+    """The result of a reconcile.
+
+    Attributes:
+        started: executors that start.
+        leaves_work: what was for an executor that has left, or for others than a spare one, may wait.
+        again_in: seconds until the next reconcile.
+    """
 
     started: Sequence[SimulatedExecutor] = ()
+    leaves_work: bool = False
     again_in: float | None = None
 
 
@@ -75,13 +85,14 @@ class SimulatedPool:
         self._history = History()
         self._held = 0  # jobs of its executors
         self._asleep: list[tuple[int, SimulatedExecutor]] = []
+        self._has_spare = False
 
     def reconcile(self, now: datetime, at: float) -> Change:
         """Plan the size and carry the plan out. ``at``: the same time, in seconds after the beginning."""
         takers = len(self._executors)
         demand = Demand(min(sum(queue.runnable for queue in self.queues), most_counted(self.spec)))
         sizing = size(self._pool, Load(demand, takers, self._held), self._history, now.timestamp())
-        if sizing.target != takers:
+        if sizing.target != takers or self._has_spare:
             return self._decide(demand, now, at)
         # The shortcut of a plan without actions: no executor here is outdated or lost.
         self._history, self.can_grow = sizing.history, can_grow(self.spec, sizing)
@@ -119,11 +130,15 @@ class SimulatedPool:
         self._asleep.append((nth, executor))
 
     def sleepers(self, most: int) -> list[SimulatedExecutor]:
-        """Up to so many sleeping executors, the last to fall asleep first, so that those idle longest can leave."""
+        """Up to so many sleeping executors, the last to fall asleep first, so that those idle longest can leave.
+
+        Spare ones come after all others.
+        """
         asleep = self._asleep
         while asleep and asleep[-1][1].asleep != asleep[-1][0]:
             asleep.pop()
-        return list(islice((one for nth, one in reversed(asleep) if one.asleep == nth), most))
+        in_turn = (one for nth, one in reversed(asleep) if one.asleep == nth)
+        return list(islice(sorted(in_turn, key=attrgetter("is_spare")) if self._has_spare else in_turn, most))
 
     def verdict(self, job: SimulatedJob, failures: int, *, is_late: bool) -> Verdict:
         """The verdict on a run, after so many failed ones. ``is_late``: the timeout has cut it off."""
@@ -139,23 +154,28 @@ class SimulatedPool:
         observed = ObservedPool(tuple(map(self._replica, self._executors.values())), demand, template="")
         plan = decide(self._pool, observed, self._history, now)
         self._history, self.can_grow = plan.sizing.history, can_grow(self.spec, plan.sizing)
-        started = list[SimulatedExecutor]()
+        started, leaves_work = list[SimulatedExecutor](), False
         for action in plan.actions:
             match action:
                 case CreateReplica(index):
                     started.append(SimulatedExecutor(self, index, self.spec.pool_size))
                 case AskDrain(replica) if (leaving := replica_index(self._pool.name, replica)) is not None:
                     self.leave(self._executors[leaving], at)
+                    leaves_work = True
+                case MarkSpare(replica, spare) if (marked := replica_index(self._pool.name, replica)) is not None:
+                    self._executors[marked].is_spare, self._executors[marked].replica = spare, None
+                    leaves_work |= not spare
                 case _:
                     raise AssertionError(f"no plan of a simulated pool has {action}")
+        self._has_spare = any(executor.is_spare for executor in self._executors.values())
         self._executors |= {executor.index: executor for executor in started}
         if started:
             self.sizes.changed(at, len(started))
-        return Change(started, plan.requeue_after)
+        return Change(started, leaves_work, plan.requeue_after)
 
     def _replica(self, executor: SimulatedExecutor) -> Replica:
         if executor.replica is None:
-            known = ObservedExecutor(executor.is_ready, len(executor.held))
+            known = ObservedExecutor(executor.is_ready, len(executor.held), spare=executor.is_spare)
             name = replica_name(self._pool.name, executor.index)
             executor.replica = Replica(name, executor.index, uid="", executor=known)
         return executor.replica

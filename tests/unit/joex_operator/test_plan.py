@@ -10,6 +10,7 @@ from joex_operator.decide.actions import (
     CreateReplica,
     DeleteReplica,
     ForgetReplica,
+    MarkSpare,
     ReportGone,
     UpdateReplica,
     Why,
@@ -30,6 +31,14 @@ def decided(found, history=None, now=NOW, **spec):
 
 def actions(found, **spec):
     return list(decided(found, **spec).actions)
+
+
+def marked(done):
+    return {action.replica: action.spare for action in done if isinstance(action, MarkSpare)}
+
+
+def spare(index, held):
+    return replica(index, executor=ObservedExecutor(alive=True, held=held, spare=True))
 
 
 def created(done):
@@ -101,13 +110,41 @@ def test_pending_replicas_go_first_then_idle_ones_and_busy_ones_last():
 def test_busy_executors_are_never_drained_for_lack_of_work():
     found = seen(*replicas(10, held=1))
     plan = decided(found, poolSize=10)
-    assert (plan.actions, plan.sizing.target) == ((), 1)
-    assert actions(replace(found, demand=Demand(30)), poolSize=10) == [], "their free slots take what comes"
+    assert (asked(plan.actions), plan.sizing.target) == ([], 1)
+    assert asked(actions(replace(found, demand=Demand(30)), poolSize=10)) == [], "their free slots take what comes"
 
 
 def test_of_too_many_those_that_have_become_idle_leave():
     found = seen(*replicas(3, held=1), replica(3), replica(4), replica(5, Phase.PENDING))
     assert asked(actions(found)) == ["documents-5", "documents-4", "documents-3"]
+
+
+def test_busy_executors_that_the_pool_could_do_without_leave_new_jobs_to_others():
+    found = seen(replica(0, held=1), replica(1, held=2), replica(2, held=3), replica(3))
+    assert marked(actions(found, poolSize=10)) == {"documents-0": True, "documents-1": True}
+    assert asked(actions(found, poolSize=10)) == ["documents-3"]
+
+
+def test_a_mark_stays_where_it_is_and_goes_when_more_are_needed():
+    found = seen(spare(0, held=5), replica(1, held=1), replica(2, held=1))
+    assert marked(actions(found, poolSize=10)) == {"documents-2": True}
+    assert marked(actions(seen(spare(0, held=5), replica(1, held=1), runnable=10), poolSize=10)) == {
+        "documents-0": False
+    }
+    assert marked(actions(seen(spare(0, held=5), replica(1, held=1), runnable=10), poolSize=10, replicas=2)) == {
+        "documents-0": False
+    }
+
+
+def test_what_an_idle_one_leaves_behind_is_for_the_busy_one_beside_it():
+    plan = actions(seen(spare(0, held=1), replica(1)), poolSize=10)
+    assert plan == [AskDrain("documents-1", only_if_idle=True, why=Why.DEMAND), MarkSpare("documents-0", spare=False)]
+
+
+def test_where_orders_drain_and_where_the_database_is_silent_nothing_is_marked():
+    assert marked(actions(seen(*replicas(4, held=2)), replicas=1)) == {}
+    assert marked(actions(seen(*replicas(4, held=2)), suspend=True)) == {}
+    assert marked(actions(seen(*replicas(4, Phase.UNKNOWN), runnable=None))) == {}
 
 
 def test_a_lowered_maximum_is_an_order_and_drains_busy_executors_too():

@@ -137,6 +137,13 @@ def test_busy_executors_stay_though_fewer_would_do_and_their_free_slots_take_wha
     assert sizes(outcome) == [(0, 2)], "until its end"
 
 
+def test_under_steady_work_a_pool_shrinks_because_spare_executors_leave_it_to_the_others():
+    steady = [job("a", at=n, seconds=100) for n in range(10, 2000, 10)]  # ten slots of forty
+    outcome = simulated(*[job("a", seconds=40 + n) for n in range(40)], *steady, poolSize=10, **by_demand(4))
+    assert [number for at, number in sizes(outcome) if at < 300] == [4, 3, 2, 1]
+    assert {wait for (_, at), wait in zip(outcome.taken, outcome.waits, strict=True) if at > 100} == {0}
+
+
 def test_a_pool_that_is_suspended_runs_nothing_and_the_simulation_ends():
     outcome = simulated(job("a"), suspend=True)
     assert (outcome.report.not_run, outcome.taken) == (1, [])

@@ -20,6 +20,7 @@ from joex_operator.decide.actions import (
     CreateReplica,
     DeleteReplica,
     ForgetReplica,
+    MarkSpare,
     ReportGone,
     UpdateReplica,
     Why,
@@ -60,6 +61,7 @@ class Living:
     pod: str
     held: list[int] = field(default_factory=list)
     draining: bool = False
+    spare: bool = False
     silent_for: int = 0
     is_dead: bool = False
 
@@ -147,10 +149,16 @@ class World:
         if executor.draining and not executor.held:
             self._end(replica)
             self.pods[executor.pod].starts_in = START_UP  # its container starts again
-        elif not executor.draining:
+        elif not executor.draining and not (executor.spare and self._another_has_room()):
             free = self.pool.spec.pool_size - len(executor.held)
             executor.held += self.queue[:free]
             del self.queue[:free]
+
+    def _another_has_room(self) -> bool:
+        return any(
+            len(one.held) < self.pool.spec.pool_size and not (one.spare or one.draining or one.is_dead)
+            for one in self.living.values()
+        )
 
     def _end(self, replica: str) -> None:
         self.queue[:0] = self.living.pop(replica).held
@@ -219,6 +227,7 @@ class World:
             alive=True,
             held=len(living.held),
             draining=living.draining,
+            spare=living.spare,
             retired_at=retired_at,
             pod_uid=living.pod,
         )
@@ -234,16 +243,22 @@ class World:
                     made.replicas = 1
             case DeleteReplica(replica, uid, why):
                 self._delete(replica, uid, why)
-            case AskDrain(replica, only_if_idle) if self.database_is_up:
+            case _ if self.database_is_up:  # else the action fails
+                self._tell(action)
+
+    def _tell(self, action: Action) -> None:
+        match action:
+            case AskDrain(replica, only_if_idle):
                 self._retire(replica, only_if_idle=only_if_idle)
-            case ForgetReplica(replica, retired_at) if self.database_is_up:
+            case MarkSpare(replica, spare):
+                if replica in self.living:
+                    self.living[replica].spare = spare
+            case ForgetReplica(replica, retired_at):
                 if self.retired.get(replica) == retired_at:
                     del self.retired[replica]
-            case ReportGone(uid) if self.database_is_up:
+            case ReportGone(uid):
                 for replica in [replica for replica, executor in self.living.items() if executor.pod == uid]:
                     self._end(replica)
-            case _:
-                pass  # the database is silent: the action fails
 
     def _retire(self, replica: str, *, only_if_idle: bool) -> None:
         executor = self.living.get(replica)

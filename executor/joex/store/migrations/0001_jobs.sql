@@ -81,6 +81,7 @@ CREATE TABLE joex_private.executor (
     started_at     timestamptz NOT NULL DEFAULT now(),
     asleep_since   timestamptz,             -- set: it has nothing to do, and submissions wake it
     draining       boolean NOT NULL DEFAULT false,
+    spare          boolean NOT NULL DEFAULT false,  -- its pool could do without it: it takes nothing that another one can take
     left_at        timestamptz,             -- set: the registration has ended
     ending         text CHECK (ending IN ('left', 'dead', 'replaced')),
     orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and still holds jobs (whose rows others had locked)
@@ -91,7 +92,7 @@ CREATE TABLE joex_private.executor (
 CREATE UNIQUE INDEX executor_one_live_registration ON joex_private.executor (app_id) WHERE left_at IS NULL;
 CREATE INDEX executor_with_orphans ON joex_private.executor (id) WHERE orphans;
 -- (Each submission reads this index; an executor writes it when it falls asleep, or has filled its slots again.)
-CREATE INDEX executor_asleep ON joex_private.executor (asleep_since) WHERE asleep_since IS NOT NULL;
+CREATE INDEX executor_asleep ON joex_private.executor (spare, asleep_since DESC) WHERE asleep_since IS NOT NULL;
 CREATE INDEX executor_ended ON joex_private.executor (left_at) WHERE left_at IS NOT NULL;
 
 -- The lease of each living executor. (A table of its own: a heartbeat never waits for a transaction that has locked the executor's row,

@@ -107,8 +107,8 @@ CREATE OR REPLACE FUNCTION joex_private.cut(p_text text) RETURNS text LANGUAGE s
 CREATE OR REPLACE FUNCTION joex_private.priority_of(p_text text) RETURNS joex_private.job_priority
 LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_private.job_priority $$;
 
--- Wake sleeping executors of the queue: at most one per job, the latest to fall asleep first, so that the longest idle stay idle (and an
--- operator can remove them). An executor that fills all its slots and leaves work behind wakes the next ones (see take), so four names
+-- Wake sleeping executors of the queue: at most one per job, those that their pool could do without last, and of the others the latest
+-- to fall asleep first, so that the longest idle stay idle (and an operator can remove them). An executor that fills all its slots and leaves work behind wakes the next ones (see take), so four names
 -- are enough. If no executor is asleep, notify the operators that watch the queue (see watch). Otherwise send nothing, because NOTIFY
 -- makes its transaction acquire a lock that all notifying transactions of the server share. (An executor that has left is not asleep: a
 -- constraint says so. A condition for that would offer the planner another index, that of all living executors.)
@@ -129,7 +129,7 @@ BEGIN
     IF v_knows THEN
         SELECT ARRAY(SELECT e.id FROM joex_private.executor e
                      WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
-                     ORDER BY e.asleep_since DESC LIMIT least(p_jobs, 4)),
+                     ORDER BY e.spare, e.asleep_since DESC LIMIT least(p_jobs, 4)),
                EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers AND w.until > v_now),
                EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers AND w.until > v_now)
         INTO v_ids, v_workers, v_operators;
@@ -151,7 +151,7 @@ BEGIN
            -- (The order makes the planner use the index of sleepers, so that this reads no executor that is awake.)
            OR (SELECT e.id FROM joex_private.executor e
                WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
-               ORDER BY e.asleep_since DESC LIMIT 1) IS NOT NULL
+               ORDER BY e.spare, e.asleep_since DESC LIMIT 1) IS NOT NULL
            OR EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp())
            OR coalesce((SELECT max(s.until) FROM joex_private.subscriber s) > clock_timestamp(), false);
 END $$;

@@ -671,8 +671,18 @@ EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
     RAISE;
 END $$;
 
+-- Whether an executor with a free slot, which its pool can't do without, takes from this queue: one that has a free slot, and nothing to
+-- take, is asleep, and a submission has woken it, or one that is before it in the order of wake. It fills its slots, and wakes others if it
+-- leaves work. One that does not listen is never asleep. A dead or hung one counts until it has missed a few heartbeats. (By the clock of
+-- the server, which may be wrong: then jobs go to an executor that could have left, or wait until the silent one is declared dead.)
+CREATE OR REPLACE FUNCTION joex_private.another_can_take(p_queue text) RETURNS boolean
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM joex_private.executor e JOIN joex_private.lease l ON l.executor_id = e.id
+                   WHERE e.asleep_since IS NOT NULL AND NOT e.spare AND NOT e.draining AND p_queue = ANY (e.queues)
+                         AND l.heartbeat_at > clock_timestamp() - least(e.lease * 0.75, interval '30 seconds')) $$;
+
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
--- p_high, p_low. Empty: there is nothing for it now, or it is draining. Raises JX001 where the executor's lease has ended.
+-- p_high, p_low. Empty: there is nothing for it now, or it is draining, or its pool could do without it and another one can take. Raises JX001 where the executor's lease has ended.
 -- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex_private.accept).
 CREATE OR REPLACE FUNCTION joex_private.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
@@ -690,14 +700,14 @@ DECLARE
     v_name text;
 BEGIN
     IF p_executor = 0 THEN
-        SELECT p_worker AS app_id, false AS draining, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
+        SELECT p_worker AS app_id, false AS draining, false AS spare, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
         INTO v_executor;
     ELSE
         IF NOT joex_private.sees_the_latest() THEN
             PERFORM joex_private.must_see_the_latest('joex_private.take');
         END IF;
         -- (This decides nothing: see hand_out.)
-        SELECT e.app_id, e.draining, e.left_at, e.asleep_since INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
+        SELECT e.app_id, e.draining, e.spare, e.left_at, e.asleep_since INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
     END IF;
     IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN
         RAISE EXCEPTION 'the lease of executor % has ended', p_executor USING ERRCODE = 'JX001';
@@ -712,6 +722,7 @@ BEGIN
         IF v_queue.due_at <= v_now THEN     -- (for a worker, whose transaction may stay open, no more than it takes)
             PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
         END IF;
+        CONTINUE WHEN v_executor.spare AND joex_private.another_can_take(v_queue.name);
         v_drawn := CASE WHEN p_most >= joex_private.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
         v_places := joex_private.draw(v_queue.name, v_drawn, v_want);
         IF v_places <> '{}' THEN

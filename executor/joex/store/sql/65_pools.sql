@@ -39,6 +39,21 @@ BEGIN
     RETURN FOUND;
 END $$;
 
+-- Mark the executor of an app-id as one that its pool could do without, or no longer (see another_can_take): an operator lets it leave when
+-- it is idle. Its next registration has no mark. False: it has the mark already, or there is no such executor.
+CREATE OR REPLACE FUNCTION joex_private.mark_spare(p_app_id text, p_spare boolean) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_queues text[];
+BEGIN
+    PERFORM joex_private.must_see_the_latest('joex_private.mark_spare');
+    UPDATE joex_private.executor e SET spare = p_spare WHERE e.app_id = p_app_id AND e.left_at IS NULL AND e.spare <> p_spare
+    RETURNING e.queues INTO v_queues;
+    IF FOUND AND NOT p_spare THEN   -- (what it has left to an executor that is gone since)
+        PERFORM joex_private.wake(q.name, 2) FROM unnest(v_queues) q(name) WHERE joex_private.has_runnable(q.name);
+    END IF;
+    RETURN v_queues IS NOT NULL;
+END $$;
+
 -- A pod has certainly stopped: end its executor at once. Returns how many jobs go back.
 CREATE OR REPLACE FUNCTION joex_private.pod_gone(p_pod_uid text, p_most_losses integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
@@ -51,10 +66,10 @@ END $$;
 -- The executors whose app-id begins with p_prefix, living or retired: a row for each app-id. An executor that takes nothing beside a
 -- suspect counts as full (held).
 CREATE OR REPLACE FUNCTION joex_private.replicas(p_prefix text)
-RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, retired_at timestamptz)
+RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, spare boolean, retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
     SELECT app_id, e.id, e.pod_uid, coalesce(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END), 0),
-           coalesce(e.draining, false), r.retired_at
+           coalesce(e.draining, false), coalesce(e.spare, false), r.retired_at
     FROM (SELECT x.* FROM joex_private.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
     FULL JOIN (SELECT x.* FROM joex_private.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
     LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone

@@ -200,14 +200,15 @@ BEGIN
     JOIN joex_private.job j ON j.id = c.id ORDER BY c.submitted_at, c.seq;
 END $$;
 
--- Executors that are alive, or have ended lately.
+-- Executors that are alive, or have ended lately. A spare one takes only what others have no free slot for, because its pool could do
+-- without it.
 CREATE OR REPLACE VIEW joex.executors WITH (security_barrier) AS
 WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
 SELECT e.id,                 -- integer: of this registration; an executor that restarts gets another
        e.app_id,             -- text: its name
-       CASE WHEN e.ending IS NOT NULL THEN e.ending WHEN e.draining THEN 'draining'
+       CASE WHEN e.ending IS NOT NULL THEN e.ending WHEN e.draining THEN 'draining' WHEN e.spare THEN 'spare'
             WHEN count(j.id) > 0 THEN 'busy' WHEN e.asleep_since IS NOT NULL THEN 'asleep' ELSE 'awake' END
-           AS state,         -- text: busy, asleep, awake or draining; left, dead or replaced when it has ended
+           AS state,         -- text: busy, asleep, awake, spare or draining; left, dead or replaced when it has ended
        count(j.id) AS held,  -- bigint: jobs that it holds
        e.pool_size,          -- integer: its slots
        e.queues,             -- text[]
