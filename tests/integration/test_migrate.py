@@ -310,6 +310,53 @@ async def test_a_superuser_does_not_migrate_a_schema_that_another_role_has_made(
     assert len(await migrate(empty)) == len(migrations())
 
 
+PLANTED = """
+    CREATE TABLE joex_private.migration (number integer PRIMARY KEY, name text NOT NULL, definitions text[],
+                                         applied_at timestamptz DEFAULT now());
+    GRANT ALL ON joex_private.migration TO PUBLIC;
+    CREATE FUNCTION joex_private.attack() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'this ran as %', current_user; END $$;
+    CREATE TRIGGER attack BEFORE INSERT ON joex_private.migration FOR EACH ROW EXECUTE FUNCTION joex_private.attack();
+"""
+
+
+@pytest.mark.parametrize("is_superuser", [True, False])
+@pytest.mark.parametrize("whose", ["schema", "table"])
+async def test_the_trigger_of_a_migration_table_that_another_role_has_planted_runs_as_nobody(
+    empty, postgres, is_superuser, whose
+):
+    """Whoever migrates inserts into that table."""
+    for role in ("poor", "rich"):
+        await empty.execute(f"DO $$ BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    name = await empty.fetchval("SELECT current_database()")
+    await empty.execute(f'GRANT CREATE ON DATABASE "{name}" TO rich')
+    victim = empty if is_superuser else await connect(postgres.url(name).replace("//postgres@", "//rich@"))
+    await victim.execute("CREATE SCHEMA joex_private; GRANT ALL ON SCHEMA joex_private TO PUBLIC")
+    if whose == "schema":
+        await empty.execute("ALTER SCHEMA joex_private OWNER TO poor")
+    await empty.execute(f"SET ROLE poor; {PLANTED} RESET ROLE")
+    found = "schema joex_private" if whose == "schema" else "table joex_private.migration"
+    with pytest.raises(ConfigError, match=f"^the {found} belongs to the role poor, which could run code"):
+        await migrate(victim)
+    await empty.execute("DROP SCHEMA joex_private CASCADE")
+    assert len(await migrate(victim)) == len(migrations())
+    if victim is not empty:
+        await victim.close()
+
+
+async def test_a_member_of_the_role_that_owns_the_schemas_migrates_them(empty, postgres):
+    for role in ("owners", "member"):
+        await empty.execute(f"DO $$ BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    name = await empty.fetchval("SELECT current_database()")
+    await empty.execute(f'GRANT owners TO member; GRANT CREATE ON DATABASE "{name}" TO owners')
+    await empty.execute("CREATE SCHEMA joex AUTHORIZATION owners")
+    member = await connect(postgres.url(name).replace("//postgres@", "//member@"))
+    try:
+        assert len(await migrate(member)) == len(migrations())
+    finally:
+        await member.close()
+
+
 async def test_a_database_that_does_not_exist_is_a_wrong_url(postgres):
     with pytest.raises(ConfigError, match=r'^database URL: database "nowhere" does not exist'):
         await connect(postgres.url("nowhere"))

@@ -65,11 +65,21 @@ _HAS_PUBLIC = statement("SELECT to_regnamespace('joex') IS NOT NULL")
 _SECURE = statement("SELECT joex_private.secure()")
 _SECURE_ONLY = statement("SELECT joex_private.secure(p_grants => false)")
 _ENCODING = statement("SELECT getdatabaseencoding()")
-# (PostgreSQL keeps all other roles from changing what is not theirs.)
+# Of the schemas and all that is in them: the first whose owner is neither a superuser nor a role of this user's.
+# (pg_depend says what is in a schema. pg_shdepend says who owns it, but for the superuser who made the server.)
 _PLANTED = statement("""
-    SELECT n.nspname AS name, o.rolname AS owner FROM pg_namespace n JOIN pg_roles o ON o.oid = n.nspowner
-    WHERE n.nspname IN ('joex', 'joex_private') AND NOT o.rolsuper
-          AND (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) LIMIT 1
+    WITH found AS (
+        SELECT 'pg_namespace'::regclass::oid AS kind, n.oid FROM pg_namespace n
+        WHERE n.nspname IN ('joex', 'joex_private')
+        UNION ALL
+        SELECT d.classid, d.objid FROM pg_depend d JOIN pg_namespace n ON n.oid = d.refobjid
+        WHERE d.refclassid = 'pg_namespace'::regclass::oid AND n.nspname IN ('joex', 'joex_private'))
+    SELECT pg_describe_object(f.kind, f.oid, 0) AS name, o.rolname AS owner, u.rolsuper AS is_superuser
+    FROM found f JOIN pg_shdepend s ON s.classid = f.kind AND s.objid = f.oid AND s.deptype = 'o'
+         AND s.dbid = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+    JOIN pg_roles o ON o.oid = s.refobjid JOIN pg_roles u ON u.rolname = current_user
+    WHERE NOT o.rolsuper AND (u.rolsuper OR NOT pg_has_role(u.oid, o.oid, 'MEMBER'))
+    ORDER BY f.kind = 'pg_namespace'::regclass::oid DESC, f.kind DESC, f.oid LIMIT 1
 """)
 _VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
 _DEFINED = "SELECT definitions FROM joex_private.migration WHERE number = $1"
@@ -145,8 +155,8 @@ async def migrate(
 
     Raises:
         SchemaError: the database has the schema of a newer version.
-        ConfigError: the server is too old, its encoding is not UTF8, or the user may not create the schema, or
-            is a superuser and the schema belongs to a role that is none.
+        ConfigError: the server is too old, its encoding is not UTF8, the user may not create the schema, or
+            something in it belongs to a role that could run code with the user's rights.
         DatabaseUnavailable: other transactions were in the way all the time; nothing was done.
     """
     until, told, is_long = time.monotonic() + patience, "", False
@@ -177,6 +187,8 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
     """Migrate, or give up if a lock is not free at once (is_long: after ``deadlock_timeout``)."""
     known = migrations()
     async with connection.transaction():
+        # (The operators of views are looked up when the views are made: no role may put its own in the way.)
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL client_min_messages = warning")
         await _refuse_planted(connection)
         if await connection.fetchval(_HAS_VERSIONS):
             await connection.execute(_LOCK)
@@ -184,8 +196,6 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
         _refuse_newer(version, known)
         missing = [migration for migration in known if migration.number > version]
         has_public = await connection.fetchval(_HAS_PUBLIC)  # DROP SCHEMA joex alone leaves all jobs where they are
-        # (The operators of views are looked up when the views are made: no role may put its own in the way.)
-        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL client_min_messages = warning")
         if not missing and has_public:
             await connection.execute(_SECURE_ONLY)  # a dump without rights may have been restored
             return []
@@ -249,12 +259,13 @@ async def _check_database(connection: Connection) -> None:
 
 
 async def _refuse_planted(connection: Connection) -> None:
-    """A superuser would execute what another role may have put into the schema."""
+    """A migration would execute what another role may have put into the schemas, such as a trigger."""
     found = await connection.fetchrow(_PLANTED)
     if found is not None:
+        rights = "your rights of a superuser" if found["is_superuser"] else "your rights"
         raise ConfigError(
-            f"the schema {found['name']} belongs to the role {found['owner']}, which could run code with your rights "
-            f"of a superuser: connect as {found['owner']}, or drop the schema if you don't know it"
+            f"the {found['name']} belongs to the role {found['owner']}, which could run code with {rights}: "
+            f"connect as {found['owner']}, or drop it if you don't know it"
         )
 
 
