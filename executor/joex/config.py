@@ -140,8 +140,9 @@ class Settings(BaseSettings):
         prefix = cls.model_config["env_prefix"]
         toml = TomlConfigSettingsSource(settings_cls)
         return (
-            _SecretFiles(settings_cls, init_settings, _flag), init_settings,
-            _SecretFiles(settings_cls, env_settings, lambda name: prefix + name.upper()), env_settings,
+            _SecretFiles(settings_cls, init_settings, _flag), _GivenToken(settings_cls, init_settings),
+            _SecretFiles(settings_cls, env_settings, lambda name: prefix + name.upper()),
+            _GivenToken(settings_cls, env_settings),
             _SecretFiles(settings_cls, toml, _key), toml,
         )  # fmt: skip
 
@@ -207,6 +208,22 @@ class Settings(BaseSettings):
             slot = re.sub(r"-[a-z0-9]{5,10}-[a-z0-9]{5}$", "", self.pod_name)
             return f"{self.pod_namespace}/{slot}" if self.pod_namespace else slot
         return socket.gethostname() or "localhost"
+
+
+class _GivenToken(PydanticBaseSettingsSource):
+    """A source whose empty token counts as not given: an empty variable must not take away the token of the file."""
+
+    def __init__(self, settings_cls: type[BaseSettings], source: PydanticBaseSettingsSource) -> None:
+        super().__init__(settings_cls)
+        self._source = source
+
+    def __call__(self) -> dict[str, Any]:
+        """The settings by their names."""
+        return {name: value for name, value in self._source().items() if name != "api_token" or value}
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """See `PydanticBaseSettingsSource.get_field_value`."""
+        return self._source.get_field_value(field, field_name)
 
 
 class _SecretFiles(PydanticBaseSettingsSource):

@@ -1017,6 +1017,26 @@ async def test_beyond_the_most_connections_the_one_that_is_idle_for_longest_ends
             writer.close()
 
 
+async def test_any_number_of_callers_that_send_half_a_head_keeps_no_probe_waiting(nowhere, executor, monkeypatch):
+    """More connections would exhaust the file descriptors of the process, and then a kubelet's probe would fail."""
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 10)
+    monkeypatch.setattr(slow_callers, "HEAD_WITHIN", 3600.0)
+    async with served(nowhere, executor) as (address, _):
+        calls = []
+        try:
+            for _ in range(50):
+                calls.append(await asyncio.open_connection(*address.split(":")))
+                calls[-1][1].write(b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+            calls.append(await asyncio.open_connection(*address.split(":")))
+            async with asyncio.timeout(PATIENCE):
+                assert b" 200 " in await probe(*calls[-1])
+                assert all([await ended(reader) for reader, _ in calls[:-10]])
+            assert not [reader for reader, _ in calls[-10:] if reader.at_eof()]
+        finally:
+            for _, writer in calls:
+                writer.close()
+
+
 async def test_probes_are_served_beside_as_many_calls_as_can_be(client, executor, monkeypatch):
     monkeypatch.setattr(route, "MOST_REQUESTS", 2)
     monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)

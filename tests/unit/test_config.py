@@ -201,7 +201,8 @@ def test_each_kind_of_server_that_the_driver_knows_is_accepted():
         check_database_url(f"postgresql://a,b/d?target_session_attrs={kind.value}")
 
 
-SECRETS = {"database_url": "postgresql://u:secret@h/d", "api_token": "the-secret-of-the-api"}
+TOKEN = "the-secret-of-the-api"
+SECRETS = {"database_url": "postgresql://u:secret@h/d", "api_token": TOKEN}
 
 
 @pytest.mark.parametrize(("name", "secret"), SECRETS.items())
@@ -270,6 +271,19 @@ def test_a_token_that_is_short_or_that_no_header_can_carry_is_refused_and_not_sh
         "JOEX_API_TOKEN: expected at least 16 visible ASCII characters, no spaces; "
         "'openssl rand -hex 32' prints a good token"
     )
+
+
+@pytest.mark.parametrize("given", ["flag", "variable"])
+@pytest.mark.parametrize("kept", ["api_token", "api_token_file"])
+def test_an_empty_token_overrides_no_token(folder, monkeypatch, given, kept):
+    """Without one, programs on this machine would be served: a variable that a script left empty must not open all."""
+    (folder / "secret").write_text(TOKEN)
+    (folder / "joex.toml").write_text(f"{kept} = '{TOKEN if kept == 'api_token' else 'secret'}'\n")
+    if given == "variable":
+        monkeypatch.setenv("JOEX_API_TOKEN", "")
+    token = load_settings({"api_token": ""} if given == "flag" else {}).api_token
+    assert token is not None
+    assert token.get_secret_value() == TOKEN
 
 
 def test_a_token_of_sixteen_characters_is_accepted_and_an_empty_one_is_none(monkeypatch):
