@@ -21,7 +21,16 @@ import joex
 import joex.sync
 from joex.client.blocking import blocking
 from joex.testing import drain
-from tests.support.connections import ASYNC, SYNC, Held, django_alias, engine, sqlalchemy_url
+from tests.support.connections import (
+    ASYNC,
+    SYNC,
+    Held,
+    django_alias,
+    engine,
+    give_codecs,
+    give_loaders,
+    sqlalchemy_url,
+)
 
 UNUSED = "postgresql://nobody@localhost:1/nothing"
 INSERT = "INSERT INTO orders VALUES ('tea')"
@@ -293,6 +302,46 @@ def test_the_synchronous_client_gives_the_same_answers(url, finished, expected, 
 @pytest.mark.parametrize("kind", [one for one in ASYNC if one != "asyncpg"])
 async def test_the_client_gives_the_same_answers_on_another_connection(url, finished, expected, kind):
     compare(await rolled_back(ASYNC[kind](url), joex.Client(UNUSED), finished), expected)
+
+
+# ---- ids are of one type, whatever the connections of the caller's pool make of them
+
+
+async def test_a_pool_whose_connections_have_ids_as_text_gives_ids(url: str) -> None:
+    async with asyncpg.create_pool(url, min_size=0, max_size=3, init=give_codecs) as pool, joex.Client(pool) as client:
+        job_id = await add.submit(client, a=1, b=2)
+        waiting = await client.wait(UUID(str(job_id)), states=["waiting"])
+        assert waiting is not None
+        assert (type(job_id), waiting.id) == (UUID, job_id)
+        async with client.subscribe(UUID(str(job_id))) as changes:
+            assert [(one, job and job.id) async for one, job in first(changes)] == [(job_id, job_id)]
+        assert [job.id for job in await drain(app, client)] == [job_id]
+        assert await add.result(client, job_id) == {"sum": 3}
+
+        keyed = client.keyed
+        added = await keyed.add("mail", 7)
+        accepted = await keyed.accept("mail")
+        assert accepted is not None
+        assert accepted.job == added
+        assert isinstance(accepted.lock_id, UUID)
+        await keyed.finish("mail", 7, {}, accepted.lock_id)
+        assert await keyed.wait("mail", 7)
+
+
+def test_so_does_one_of_psycopg(url: str) -> None:
+    with ConnectionPool(url, min_size=0, max_size=2, configure=give_loaders) as pool:
+        client = joex.sync.Client(pool)
+        job_id = client.submit("a")
+        waiting = client.wait(UUID(str(job_id)), states=["waiting"])
+        assert waiting is not None
+        assert (type(job_id), waiting.id) == (UUID, job_id)
+
+
+async def first(changes: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The first of them."""
+    async for change in changes:
+        yield change
+        return
 
 
 # ---- where a connection is none for Joex

@@ -1,5 +1,6 @@
 """Connections as programs have them, of each library that clients take: each begins and rolls back in its own way."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
@@ -12,7 +13,9 @@ from django.conf import settings
 from django.db import connections as django_connections
 from django.db import transaction as django_transaction
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.rows import dict_row
+from psycopg.rows import dict_row, namedtuple_row
+from psycopg.types.json import set_json_loads
+from psycopg.types.string import TextLoader
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -46,6 +49,20 @@ def psycopg_in_autocommit(url: str) -> Iterator[Held]:
         held.execute("BEGIN")
         yield Held(held, held.execute, held.commit, held.rollback, held.transaction)
         held.rollback()
+
+
+def give_loaders(held: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Let a connection load ids as text, and JSON and rows in another way than psycopg."""
+    held.adapters.register_loader("uuid", TextLoader)
+    set_json_loads(lambda text: ("loaded", text), held)
+    held.row_factory = namedtuple_row
+
+
+@contextmanager
+def psycopg_with_loaders(url: str) -> Iterator[Held]:
+    with psycopg_connection(url) as made:
+        give_loaders(made.connection)
+        yield made
 
 
 def sqlalchemy_url(url: str, driver: str) -> sqlalchemy.URL:
@@ -121,6 +138,7 @@ def django_connection(url: str) -> Iterator[Held]:
 SYNC: dict[str, Callable[[str], AbstractContextManager[Held]]] = {
     "psycopg": psycopg_connection,
     "psycopg in autocommit": psycopg_in_autocommit,
+    "psycopg with loaders": psycopg_with_loaders,
     "SQLAlchemy connection": sqlalchemy_connection("psycopg"),
     "SQLAlchemy connection, psycopg2": sqlalchemy_connection("psycopg2"),
     "SQLAlchemy session": sqlalchemy_session(Session),
@@ -139,6 +157,27 @@ async def asyncpg_connection(url: str) -> AsyncIterator[Held]:
     await transaction.start()
     yield Held(held, held.execute, transaction.commit, transaction.rollback, held.transaction)
     await held.close()
+
+
+async def give_codecs(held: Any) -> None:
+    """Let a connection have ids as text, and JSON in another way than asyncpg."""
+    await held.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str, format="text")
+    for name in ("json", "jsonb"):
+        await held.set_type_codec(name, schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+
+
+@asynccontextmanager
+async def asyncpg_with_codecs(url: str) -> AsyncIterator[Held]:
+    async with asyncpg_connection(url) as made:
+        await give_codecs(made.connection)
+        yield made
+
+
+@asynccontextmanager
+async def async_psycopg_with_loaders(url: str) -> AsyncIterator[Held]:
+    async with async_psycopg_connection(url) as made:
+        give_loaders(made.connection)
+        yield made
 
 
 @asynccontextmanager
@@ -173,7 +212,9 @@ def async_sqlalchemy_session(factory: Callable[[Any], Any]) -> Callable[[str], A
 
 ASYNC: dict[str, Callable[[str], AbstractAsyncContextManager[Held]]] = {
     "asyncpg": asyncpg_connection,
+    "asyncpg with codecs": asyncpg_with_codecs,
     "psycopg": async_psycopg_connection,
+    "psycopg with loaders": async_psycopg_with_loaders,
     "SQLAlchemy connection": async_sqlalchemy_connection("asyncpg"),
     "SQLAlchemy connection, psycopg": async_sqlalchemy_connection("psycopg"),
     "SQLAlchemy session": async_sqlalchemy_session(AsyncSession),

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from joex.store.bounded import UNLIMITED
 from joex.store.errors import translated
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, id_of, statement
 
 _FORGET_LINES = statement("SELECT joex_private.forget_lines($1::uuid, $2::integer)")
 # (To learn the length of a text does not unpack it.)
@@ -73,5 +73,5 @@ async def latest_log(
         rows = await connection.fetch(_LATEST_LOG, job_ids, most, most_bytes)
     logs: dict[UUID, list[LogEntry]] = {}
     for job_id, *entry in rows:
-        logs.setdefault(job_id, []).append(LogEntry(*entry))
+        logs.setdefault(id_of(job_id), []).append(LogEntry(*entry))
     return {job_id: sorted(log, key=lambda line: line.seq)[-most:] for job_id, log in logs.items()}

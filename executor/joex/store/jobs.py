@@ -18,7 +18,7 @@ from joex.core.job import Columns, NewJob, columns_of, priority_of
 from joex.core.json_values import as_dict, find_fault
 from joex.errors import InvalidJob
 from joex.store.errors import translated
-from joex.store.statement import Connection, column, columns, statement
+from joex.store.statement import Connection, column, columns, id_of, statement
 
 _SUBMIT = statement("""
     SELECT joex.submit($1::text, $2::text::jsonb, $3::text, $4::text, $5::text, $6::text, $7::text, $8::timestamptz,
@@ -157,19 +157,21 @@ async def submit(
     """
     is_plain = once is None and trace_context is None
     with translated():
-        found: UUID | None = await connection.fetchval(
-            _SUBMIT if is_plain else _SUBMIT_ONCE,
-            job.task,
-            json_text("args", job.args),
-            job.group,
-            job.queue,
-            str(job.priority),
-            job.subject,
-            job.submitter,
-            job.not_before,
-            job.tracker,
-            job.retries,
-            *(() if is_plain else (once, trace_context)),
+        found: UUID | None = id_of(
+            await connection.fetchval(
+                _SUBMIT if is_plain else _SUBMIT_ONCE,
+                job.task,
+                json_text("args", job.args),
+                job.group,
+                job.queue,
+                str(job.priority),
+                job.subject,
+                job.submitter,
+                job.not_before,
+                job.tracker,
+                job.retries,
+                *(() if is_plain else (once, trace_context)),
+            )
         )
     return found
 
@@ -222,7 +224,7 @@ async def _submit_batch(
             args.append(json_text("args", each) if each else None)  # noqa: PERF401 - its length says which one is wrong
     except InvalidJob as error:
         raise InvalidJob(f"jobs[{first + len(args)}].{error}") from error
-    ids: list[UUID | None] = await connection.fetchval(
+    ids: Any = await connection.fetchval(
         _SUBMIT_MANY,
         batch.tasks,
         column(args),
@@ -237,7 +239,7 @@ async def _submit_batch(
         once,
         trace_context,
     )
-    return ids
+    return [id_of(one) for one in ids]
 
 
 async def cancel(connection: Connection, job_id: UUID) -> str:
@@ -330,4 +332,5 @@ def job_of(row: Any) -> Job:
     values: dict[str, Any] = {**dict.fromkeys(PAYLOADS), **row}
     for name in ("args", "result"):
         values[name] = None if values[name] is None else read_json(values[name])
+    values["id"] = id_of(values["id"])
     return Job(**values)

@@ -14,7 +14,7 @@ from joex.core.access import EVERYTHING, Bounds
 from joex.store.bounded import UNLIMITED, fitting, listing
 from joex.store.errors import translated
 from joex.store.jobs import read_json
-from joex.store.statement import Connection, columns, statement
+from joex.store.statement import Connection, columns, id_of, statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +107,22 @@ class NewKeyedJob:
 async def add(connection: Connection, job: NewKeyedJob, trace_context: str | None = None) -> UUID | None:
     """Add a job; None if its type has one with this key already."""
     with translated():
-        found: UUID | None = await connection.fetchval(
-            _ADD,
-            job.type,
-            job.key,
-            job.data,
-            job.opts,
-            job.rank,
-            job.group,
-            job.queue,
-            job.subject,
-            job.submitter,
-            job.cancel,
-            job.resubmit,
-            trace_context,
+        found: UUID | None = id_of(
+            await connection.fetchval(
+                _ADD,
+                job.type,
+                job.key,
+                job.data,
+                job.opts,
+                job.rank,
+                job.group,
+                job.queue,
+                job.subject,
+                job.submitter,
+                job.cancel,
+                job.resubmit,
+                trace_context,
+            )
         )
     return found
 
@@ -128,14 +130,14 @@ async def add(connection: Connection, job: NewKeyedJob, trace_context: str | Non
 async def find(connection: Connection, job_type: str, key: bytes) -> UUID | None:
     """The UUID of a job, or None."""
     with translated():
-        found: UUID | None = await connection.fetchval(_FIND, job_type, key)
+        found: UUID | None = id_of(await connection.fetchval(_FIND, job_type, key))
     return found
 
 
 async def find_many(connection: Connection, job_type: str, keys: Sequence[bytes]) -> list[UUID | None]:
     """The UUIDs of jobs of a type, in the order given; None: there is no such job."""
     with translated():
-        return [row[0] for row in await connection.fetch(_FIND_MANY, job_type, keys)]
+        return [id_of(row[0]) for row in await connection.fetch(_FIND_MANY, job_type, keys)]
 
 
 async def read(connection: Connection, ids: Collection[UUID]) -> list[KeyedRow]:
@@ -207,4 +209,5 @@ def row_of(row: Any) -> KeyedRow:
     values.update((name, value) for name, value in row.items() if name in _FIELDS)
     values["data"] = None if values["data"] is None else read_json(values["data"])
     values["opts"] = {} if values["opts"] is None else read_json(values["opts"])
+    values["id"], values["lock_id"] = id_of(values["id"]), id_of(values["lock_id"])
     return KeyedRow(**values)

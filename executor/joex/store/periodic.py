@@ -13,7 +13,7 @@ from joex.core.periodic import SYSTEM_OWNER, Decision, NewPeriodicTask, Schedule
 from joex.store.bounded import UNLIMITED, fitting, listing
 from joex.store.errors import translated
 from joex.store.jobs import json_text, read_json
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, id_of, statement
 
 CHANNEL = "joex_periodic"
 """The channel for changes of periodic tasks by their owners; its notifications say nothing else."""
@@ -226,7 +226,7 @@ async def run_now(connection: Connection, task_id: str) -> tuple[str, UUID | Non
     """Create the job of a periodic task now; answers submitted (and which), overlapping, not_found or not_yours."""
     with translated():
         row: Any = await connection.fetchrow(_RUN, task_id)
-    return row["answer"], row["job"]
+    return row["answer"], id_of(row["job"])
 
 
 async def list_tasks(
@@ -275,4 +275,5 @@ def _task_of(row: Any) -> PeriodicTask:
     del values["nr"], values["size"]
     values["group"] = values.pop("grp")
     values["args"] = None if values["args"] is None else read_json(values["args"])
+    values["last_job"] = id_of(values["last_job"])
     return PeriodicTask(**values)

@@ -10,7 +10,7 @@ from uuid import UUID
 from joex.core.job import TakenJob
 from joex.core.priority_turns import CountingScheme
 from joex.store.errors import translated
-from joex.store.statement import Connection, column, columns, statement
+from joex.store.statement import Connection, column, columns, id_of, statement
 
 _TAKE = statement(f"""
     SELECT {columns(TakenJob, group="grp", priority="priority::text")}
@@ -95,7 +95,7 @@ async def take(
     """Take up to ``free`` jobs for an executor. They are scheduled when this returns, and durable."""
     with translated():
         rows = await connection.fetch(_TAKE, executor, queues, free, scheme.high, scheme.low)
-    return [TakenJob._make(row) for row in rows]
+    return [TakenJob(id_of(row[0]), id_of(row[1]), *row[2:]) for row in rows]
 
 
 async def arguments(connection: Connection, job_id: UUID, lock_id: UUID) -> str | None:

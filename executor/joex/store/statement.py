@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from uuid import UUID
 
 if TYPE_CHECKING:
     from asyncpg import Connection as AsyncpgConnection
@@ -28,6 +29,11 @@ def columns(of: type[Any], leave_out: Collection[str] = (), **expressions: str) 
     """The columns of a dataclass or a named tuple: its fields in their order, or these expressions instead."""
     names = [name for name in of.__match_args__ if name not in leave_out]
     return ", ".join(f'{expressions[name]} AS "{name}"' if name in expressions else name for name in names)
+
+
+def id_of(value: Any) -> Any:
+    """An id that a statement gave, or None, as a UUID: a connection of the caller may load ids as text."""
+    return value if value is None or isinstance(value, UUID) else UUID(str(value))
 
 
 def column(values: list[T | None] | None) -> list[T | None] | None:

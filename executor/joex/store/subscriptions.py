@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from joex.store.errors import NO_MESSAGE, translated
 from joex.store.jobs import COLUMNS, Job, job_of
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, id_of, statement
 
 JOBS = "joex_jobs"
 """The channel of changes of jobs that clients wait for. (That of all events has a secret name.)"""
@@ -112,20 +112,20 @@ async def job_versions(connection: Connection, ids: Collection[UUID]) -> JobVers
     if row is None:
         raise RuntimeError("an aggregate gave no row")
     seen = zip(row["ids"] or (), row["xmins"] or (), row["states"] or (), strict=True)
-    return JobVersions({job_id: Version(xmin, state) for job_id, xmin, state in seen}, row["oldest_xid"])
+    return JobVersions({id_of(job_id): Version(xmin, state) for job_id, xmin, state in seen}, row["oldest_xid"])
 
 
 async def job_states(connection: Connection, ids: Collection[UUID]) -> dict[UUID, str]:
     """The states of jobs, without those that are gone."""
     with translated():
-        return {row["id"]: row["state"] for row in await connection.fetch(_STATES, list(ids))}
+        return {id_of(row["id"]): row["state"] for row in await connection.fetch(_STATES, list(ids))}
 
 
 async def read_jobs(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Job]:
     """Read jobs, without those that are gone."""
     with translated():
         rows = await connection.fetch(_READ, list(ids))
-    return {row["id"]: job_of(row) for row in rows}
+    return {job.id: job for job in map(job_of, rows)}
 
 
 def heard_jobs(payload: str) -> list[UUID]:

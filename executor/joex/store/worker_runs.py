@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from joex.store.errors import translated
 from joex.store.keyed import COLUMNS, KeyedRow, row_of
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, id_of, statement
 
 _ACCEPT = statement(f"""
     SELECT {COLUMNS}
@@ -52,8 +52,8 @@ class Run(NamedTuple):
 async def find(connection: Connection, job_type: str, key: bytes, lock_id: UUID) -> Run | None:
     """The latest run of a job, if it has this lock id."""
     with translated():
-        row = await connection.fetchrow(_FIND, job_type, key, lock_id)
-    return None if row is None else Run(*row)
+        row: Any = await connection.fetchrow(_FIND, job_type, key, lock_id)
+    return None if row is None else Run(id_of(row["id"]), row["failures"], row["retries"])
 
 
 async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedRow]:
