@@ -7,10 +7,10 @@ The name of the job's task is the path of the function, such as ``shop.tasks.con
 from __future__ import annotations
 
 import builtins
+import copy
 import inspect
 import re
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -167,7 +167,7 @@ class JoexBackend(BaseTaskBackend):
         is_high = job.priority == Priority.HIGH
         args = dict(job.args)
         result = TaskResult(
-            task=replace(
+            task=_as_stored(
                 task,
                 priority=task.priority if (task.priority > 0) == is_high else int(is_high),
                 queue_name=job.queue,
@@ -274,6 +274,14 @@ def _now(call: Coroutine[Any, Any, T]) -> T:
         if isinstance(error.__cause__, SynchronousOnlyOperation):
             raise error.__cause__ from None
         raise
+
+
+def _as_stored(task: Task, **fields: Any) -> Task:
+    """A task with the fields of a job, whether or not the settings still allow them: its queue may be gone."""
+    stored = copy.copy(task)
+    for name, value in fields.items():
+        object.__setattr__(stored, name, value)
+    return stored
 
 
 def _time(at: datetime | None) -> datetime | None:

@@ -113,6 +113,12 @@ class Submissions(TestCase):
             with self.subTest(result_id), self.assertRaises(TaskResultDoesNotExist):
                 tasks.add.get_result(result_id)
 
+    def test_a_result_outlives_the_queue_of_its_job(self):
+        result = tasks.add.using(queue_name="mail").enqueue(1, 2)
+        with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["default"]}}):
+            found = tasks.add.get_result(result.id)
+        self.assertEqual((found.id, found.task.queue_name, str(found.status)), (result.id, "mail", "READY"))
+
     def test_a_job_in_sql_is_a_task_too(self):
         with connection.cursor() as cursor:
             cursor.execute("""SELECT joex.submit('django_project.orders.tasks.add', '{"a": 1, "b": 2}')""")
