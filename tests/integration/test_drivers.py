@@ -1,5 +1,6 @@
 """Calls of both clients in transactions of other libraries: psycopg, SQLAlchemy, Django."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import fields, is_dataclass
@@ -389,6 +390,47 @@ def lazily(kind: str) -> Iterator[Any]:
         session: Any = Session(made) if kind == "SQLAlchemy session" else scoped_session(sessionmaker(made))
         yield session
         session.close()
+
+
+POOL = "QueuePool limit of size 1 overflow 0 reached, connection timed out, timeout 0.01"
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 1001])
+def test_what_sqlalchemy_refuses_by_itself_is_an_error_of_joex(url: str, jobs: int) -> None:
+    made = sqlalchemy.create_engine(sqlalchemy_url(url, "psycopg"), pool_size=1, max_overflow=0, pool_timeout=0.01)
+    with made.connect() as held, Session(made) as waiting:
+        refused(waiting, jobs, f"the database is not available: {POOL}: expected a pool with a free connection: ")
+        held.exec_driver_sql("SELECT")
+        held.invalidate()
+        refused(held, jobs, "connection: Can't reconnect until invalid transaction is rolled back.")
+    refused(held, jobs, "connection: expected an open one; this one is closed: ")
+    refused(Session(), jobs, "connection: expected a session that has an engine, ")
+    with Session(made, autobegin=False) as unbegun:
+        refused(unbegun, jobs, "connection: Autobegin is disabled on this Session; please call session.begin()")
+    made.dispose()
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 1001])
+async def test_so_is_what_it_refuses_of_an_async_engine(url: str, jobs: int) -> None:
+    made = create_async_engine(sqlalchemy_url(url, "asyncpg"), pool_size=1, max_overflow=0, pool_timeout=0.01)
+    many = [{"task": "a"}] * jobs
+    client = joex.Client(UNUSED)
+    async with made.connect() as held, AsyncSession(made) as waiting:
+        with pytest.raises(joex.DatabaseUnavailable, match=f"^the database is not available: {POOL}: expected a pool "):
+            await client.submit_many(many, connection=waiting)
+        for inner in (held.sync_connection, waiting.sync_session):
+            refused(inner, jobs, "connection: expected a synchronous one; this one is of an async engine: ")
+    for connection, why in ((held, "expected an open one; "), (made.connect(), "AsyncConnection context has not been")):
+        with pytest.raises(joex.ConfigError, match=f"^connection: {why}"):
+            await client.submit_many(many, connection=connection)
+    await made.dispose()
+
+
+def refused(connection: Any, jobs: int, beginning: str) -> None:
+    with pytest.raises((joex.ConfigError, joex.DatabaseUnavailable), match=f"^{re.escape(beginning)}") as raised:
+        joex.sync.Client(connection).submit_many([{"task": "a"}] * jobs)
+    assert "\n" not in str(raised.value)
+    assert "sqlalche.me" not in str(raised.value)
 
 
 async def test_a_connection_of_django_says_that_it_can_do_nothing_beside_an_event_loop(url: str) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from joex.errors import ConfigError
+from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store.errors import translate
 from joex.store.statement import Connection
 
@@ -198,9 +198,11 @@ class SQLAlchemyAdapter(Adapter):
     """A connection of SQLAlchemy, synchronous or not; its own execution begins a transaction if none is open."""
 
     def __init__(self, given: Any) -> None:
-        super().__init__(given, *_sqlalchemy_errors())
-        if given.dialect.name != "postgresql":
-            raise _other_database(given.dialect.name)
+        super().__init__(given)
+        with _sqlalchemy_translated():
+            name = given.dialect.name
+        if name != "postgresql":
+            raise _other_database(name)
 
     def _is_in_transaction(self) -> bool:
         connection = getattr(self._given, "sync_connection", self._given)
@@ -219,6 +221,9 @@ class SQLAlchemyAdapter(Adapter):
                 "several, in one transaction"
             )
         return self._given.begin_nested()
+
+    def _errors_translated(self) -> AbstractContextManager[None]:
+        return _sqlalchemy_translated()
 
 
 class DjangoAdapter(Adapter):
@@ -299,7 +304,7 @@ async def adapted(given: Any) -> Connection:
     if kind is None:
         raise ConfigError(f"connection: expected one of asyncpg, psycopg, SQLAlchemy or Django; got {_name(given)}")
     if kind.is_session:
-        with _translated(*_sqlalchemy_errors()):
+        with _sqlalchemy_translated():
             given = await _settled(given.connection())
     return cast("Connection", kind.adapter(given))
 
@@ -334,8 +339,30 @@ def _other_database(name: str) -> ConfigError:
     return ConfigError(f"connection: expected one to PostgreSQL; got one to {name}")
 
 
-def _sqlalchemy_errors() -> tuple[type[Exception], ...]:
-    return sys.modules["sqlalchemy"].exc.DBAPIError, OSError  # those of asyncpg's connects come as they are
+@contextmanager
+def _sqlalchemy_translated() -> Iterator[None]:
+    """Translate SQLAlchemy's own errors, and those of drivers, which it wraps (but not those of asyncpg's connects)."""
+    exc = sys.modules["sqlalchemy"].exc
+    try:
+        with _translated(exc.DBAPIError, OSError):
+            yield
+    except exc.TimeoutError as error:
+        raise DatabaseUnavailable(
+            f"the database is not available: {error.args[0]}: expected a pool with a free connection: let the engine "
+            "have more of them (pool_size), or give back those that you don't use"
+        ) from error
+    except exc.SQLAlchemyError as error:
+        why = str(*error.args[:1])
+        if isinstance(error, exc.MissingGreenlet):
+            why = (
+                "expected a synchronous one; this one is of an async engine: pass its AsyncConnection or "
+                "AsyncSession to joex.Client"
+            )
+        elif isinstance(error, exc.ResourceClosedError):
+            why = "expected an open one; this one is closed: call before you close it, inside its with block"
+        elif isinstance(error, exc.UnboundExecutionError):
+            why = "expected a session that has an engine, such as Session(engine)"
+        raise ConfigError("connection: " + " ".join(why.split())) from error
 
 
 @contextmanager
