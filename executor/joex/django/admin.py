@@ -8,9 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import admin, messages
+from django.core.paginator import Paginator
 from django.db import connections, transaction
 from django.db.models import Q
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.utils.functional import cached_property
 
 import joex.sync
 from joex.client.blocking import blocking
@@ -23,11 +25,33 @@ from joex.store.job_logs import LogEntry
 _PAYLOADS = ("args", "result", "error", "progress_message")
 _LAST_LINES = 200
 
+MOST = 10_000
+"""How many jobs a list has, and an action takes: to count millions, or to act on them, takes too long for a request."""
+
+
+class _First(Paginator):
+    """The pages of the first rows of a list."""
+
+    @cached_property
+    def count(self) -> int:
+        """How many rows the pages have."""
+        return int(self.object_list.order_by()[:MOST].count())
+
 
 class _ReadOnly(admin.ModelAdmin):
     """Shows the rows of a view."""
 
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # which count all rows
+    paginator = _First
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """The list, which says that it may have left out some rows."""
+        response: HttpResponse = super().changelist_view(request, extra_context)
+        context = getattr(response, "context_data", None) or {}
+        if "cl" in context and context["cl"].result_count >= MOST:
+            context["subtitle"] = f"The first {MOST:,} in this order: search, or filter, for others"
+        return response
 
     def has_add_permission(self, _request: HttpRequest) -> bool:
         return False
@@ -98,7 +122,7 @@ class JobAdmin(_ReadOnly):
 
     def _each(self, request: HttpRequest, chosen: Any, call: Callable[[joex.sync.Client, UUID], Any]) -> Counter[Any]:
         """Call a method of the client for each job; returns how many times it gave each answer."""
-        ids = list(chosen.values_list("pk", flat=True))
+        ids = list(chosen.values_list("pk", flat=True)[:MOST])
         with transaction.atomic(using=database_alias()):
             blocking(_set_caller(request.user.get_username()))  # for the audit
             client = joex.sync.Client(_connection())

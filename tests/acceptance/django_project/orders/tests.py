@@ -13,6 +13,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase, override_settings
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -314,6 +315,25 @@ class Admin(TestCase):
         for term, found in ((str(one), {one}), ("acme", {one, two}), ("b ", {two}), ("%", set())):
             page = self.client.get(reverse("admin:joex_job_changelist"), {"q": term})
             self.assertEqual({job.pk for job in page.context["cl"].result_list}, found, term)
+
+    def test_a_list_counts_and_an_action_takes_no_more_than_the_first_jobs(self):
+        jobs = [client().submit("a", group=group) for group in "abcd"]
+        self.log_in("view_job", "cancel_job")
+        listed = reverse("admin:joex_job_changelist")
+        self.assertNotContains(self.client.get(listed), "The first")
+        with patch("joex.django.admin.MOST", 3):
+            for ordered in ({}, {"o": "3"}):  # by the time of the submission; by the group
+                with CaptureQueriesContext(connection) as queries:
+                    page = self.client.get(listed, ordered)
+                self.assertContains(page, "The first 3 in this order: search, or filter, for others")
+                self.assertEqual(page.context["cl"].result_count, 3)
+                [counts] = [query["sql"] for query in queries if "COUNT(" in query["sql"]]
+                self.assertIn(" LIMIT 3)", counts)
+                self.assertNotIn("ORDER BY", counts)
+            chosen = {"action": "cancel", "_selected_action": [str(jobs[0])], "select_across": "1"}
+            self.assertContains(self.client.post(f"{listed}?o=3", chosen, follow=True), "Jobs: 3 cancelled.")
+        self.assertEqual(Job.objects.get(task="a", state="waiting").pk, jobs[3])
+        self.assertFalse(self.client.get(listed, {"_facets": "True"}).context["cl"].add_facets)  # which count all rows
 
     def test_a_user_who_may_cancels_and_retries_and_the_audit_has_the_name(self):
         one, two = client().submit("a"), client().submit("b")
