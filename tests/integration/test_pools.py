@@ -97,6 +97,21 @@ class TestSpareExecutors:
         assert await bench.take(one) == []
         assert len(await bench.take(another)) == 1
 
+    async def test_it_wakes_the_one_to_which_it_leaves_a_job(self, bench, another_connection) -> None:
+        """A run of the spare one failed, and is due again: nobody else has a timer for it, and no submission comes."""
+        one, another = await two_of_which_the_first_is_spare(bench)
+        await bench.submit()
+        run = await bench.take_one(one)
+        await executors.fall_asleep(bench.connection, another)
+        await bench.finish(run, "stuck", delay=0.0)
+        heard: list[str] = []
+        listener = await another_connection()
+        await listener.add_listener("joex_wake", lambda *message: heard.append(message[-1]))
+        assert await bench.take(one) == []
+        await eventually(lambda: heard, why="a notification")
+        assert [json.loads(message)["executors"] for message in heard] == [[another]]
+        assert len(await bench.take(another)) == 1
+
     async def test_it_takes_what_the_others_have_no_slot_for(self, bench) -> None:
         one, another = await two_of_which_the_first_is_spare(bench)
         await executors.fall_asleep(bench.connection, another)
@@ -149,11 +164,15 @@ class TestSpareExecutors:
 
     async def test_the_mark_is_of_one_registration(self, bench) -> None:
         await two_of_which_the_first_is_spare(bench)
-        assert [known.spare for known in await pools.replicas(bench.connection, "p/a-")] == [True, False]
+        assert await spare_ones(bench) == {"p/a-0": True, "p/a-1": False}
         assert [found.state for found in await executors.list_executors(bench.connection)] == ["spare", "awake"]
         await bench.executor("p/a-0", pod_uid="pod")
-        assert [known.spare for known in await pools.replicas(bench.connection, "p/a-")] == [False, False]
+        assert await spare_ones(bench) == {"p/a-0": False, "p/a-1": False}
         assert not await pools.mark_spare(bench.connection, "p/a-7", spare=True)
+
+
+async def spare_ones(bench) -> dict[str, bool]:
+    return {known.app_id: known.spare for known in await pools.replicas(bench.connection, "p/a-")}
 
 
 async def two_of_which_the_first_is_spare(bench) -> tuple[int, int]:

@@ -722,7 +722,13 @@ BEGIN
         IF v_queue.due_at <= v_now THEN     -- (for a worker, whose transaction may stay open, no more than it takes)
             PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
         END IF;
-        CONTINUE WHEN v_executor.spare AND joex_private.another_can_take(v_queue.name);
+        IF v_executor.spare AND joex_private.another_can_take(v_queue.name) THEN
+            -- (Not each submission has woken it: the job was due again by now, or this executor was marked after it had been woken.)
+            IF joex_private.has_runnable(v_queue.name) THEN
+                PERFORM joex_private.wake(v_queue.name, 1);
+            END IF;
+            CONTINUE;
+        END IF;
         v_drawn := CASE WHEN p_most >= joex_private.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
         v_places := joex_private.draw(v_queue.name, v_drawn, v_want);
         IF v_places <> '{}' THEN
