@@ -311,7 +311,8 @@ async def test_what_is_no_submission_is_named_with_its_place_among_the_others(cl
 WRONG_IN_SQL = {
     "task => ''": "task: 1 to 254 bytes",
     "task => 'a', args => '[1]'": "args: must be a JSON object",
-    "task => 'a', not_before => '290000-01-01'": "not_before: at most the year 9999, or infinity",
+    "task => 'a', not_before => '290000-01-01'": "not_before: at most the year 9999",
+    "task => 'a', not_before => 'infinity'": "not_before: at most the year 9999",
     "task => 'a', grp => ''": "group: 1 to 254 bytes",
     "task => 'a', queue => repeat('x', 255)": "queue: 1 to 254 bytes",
     "task => 'a', subject => repeat('x', 1001)": "subject: at most 1000 bytes",
@@ -329,6 +330,25 @@ async def test_the_database_itself_refuses_what_is_wrong_and_says_what_is_expect
     with pytest.raises(asyncpg.CheckViolationError, match=re.escape(expected)) as caught:
         await connection.execute(f"SELECT joex.submit({arguments})")
     assert str(translate(caught.value)) == WRONG_IN_SQL[arguments]
+
+
+@pytest.mark.parametrize(
+    ("column", "time"),
+    [
+        ("due_at", "infinity"),
+        ("due_at", "290000-01-01"),
+        ("finished_at", "infinity"),
+        ("finished_at", "-infinity"),
+        ("finished_at", "290000-01-01"),
+    ],
+)
+async def test_the_database_refuses_a_time_that_would_break_each_list(client, connection, column, time):
+    job_id = await client.submit("a", not_before="1h")
+    if column == "finished_at":
+        await client.cancel(job_id)
+    update = f"UPDATE joex_private.job SET {column} = $2::text::timestamptz WHERE id = $1"  # noqa: S608 - a constant
+    with pytest.raises(asyncpg.CheckViolationError):
+        await connection.execute(update, job_id, time)
 
 
 async def test_a_session_that_is_killed_in_the_middle_of_a_call_says_so_and_no_more(

@@ -116,9 +116,9 @@ CREATE DOMAIN joex_private.job_opts AS jsonb CONSTRAINT "opts: must be a JSON ob
 CREATE DOMAIN joex_private.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 CREATE DOMAIN joex_private.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
 CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
--- (Later years are beyond the dates of most languages: one such row would break each list that has it.)
-CREATE DOMAIN joex_private.job_due_time AS timestamptz CONSTRAINT "not_before: at most the year 9999, or infinity" CHECK (
-    VALUE < '10000-01-01 00:00+00' OR VALUE = 'infinity');
+-- (Later years, and infinity, are beyond the dates of most languages: one such row would break each list that has it.)
+CREATE DOMAIN joex_private.job_due_time AS timestamptz CONSTRAINT "not_before: at most the year 9999" CHECK (
+    VALUE < '10000-01-01 00:00+00');
 -- (W3C: a traceparent; after a space, if there is one, the tracestate.)
 CREATE DOMAIN joex_private.job_trace_context AS text CONSTRAINT "trace_context: expected a W3C traceparent (and tracestate)" CHECK (
     VALUE ~ '^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}( [ -~]*[!-~])?$' AND octet_length(VALUE) <= 568);
@@ -135,6 +135,7 @@ CREATE DOMAIN joex_private.job_place AS joex_private.job_place_columns
     CONSTRAINT job_only_a_run_is_overdue CHECK ((VALUE).overdue_at IS NULL OR (VALUE).executor_id IS NOT NULL)
     CONSTRAINT job_state_fits_its_place CHECK (     -- (ranges of states in the order of their type)
         CASE WHEN (VALUE).finished_at IS NOT NULL THEN (VALUE).state >= 'cancelled'
+                  AND (VALUE).finished_at BETWEEN '0001-01-02 00:00+00' AND '9999-12-31 00:00+00'  -- (as in job_due_time)
              WHEN (VALUE).executor_id IS NOT NULL THEN (VALUE).state BETWEEN 'scheduled' AND 'running' AND (VALUE).lock_id IS NOT NULL
              WHEN (VALUE).lane = 0 THEN (VALUE).state = 'stuck'
              WHEN (VALUE).lane IS NOT NULL THEN (VALUE).state = 'waiting' AND (VALUE).lane BETWEEN 1 AND 2
