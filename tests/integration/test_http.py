@@ -24,7 +24,7 @@ from joex.config import Settings
 from joex.core.group_bucket import group_bucket
 from joex.core.job import RunningJob
 from joex.core.priority_turns import CountingScheme
-from joex.http import route, slow_callers
+from joex.http import queues, route, slow_callers
 from joex.http.api import LARGEST_BODY, create_api
 from joex.http.caller import Needs
 from joex.http.listening import listen
@@ -415,6 +415,23 @@ async def test_the_state_of_the_queue_has_the_latest_lines_of_each_log(http, cli
     whole = (await http.get(f"/api/v1/job/{held.id}")).json()
     (shown,) = (job for job in state["progress"] if job["id"] == str(held.id))
     assert shown == {**whole["job"], "log": whole["log"][-50:]}
+
+
+async def test_the_state_of_the_queue_has_no_more_of_logs_than_a_limit_in_bytes(http, client, monkeypatch):
+    monkeypatch.setattr(queues, "MOST_BYTES", 250_000)
+    for _ in range(3):
+        await client.submit("t")
+    jobs = await take(client, 3)
+    line = "x" * 9_000_000  # of which the database keeps the first 100,000 characters
+    async with client.acquire() as connection:
+        for job in jobs:
+            for _ in range(2):
+                await runs.note_many(connection, [runs.LogLine(job.id, job.lock_id, 1, 0.0, "info", line)], [])
+    answer = await http.get("/api/v1/queue/state")
+    sizes = [len(line["message"]) for job in answer.json()["progress"] for line in job["log"]]
+    assert len(sizes) == 2
+    assert max(sizes) < 101_000
+    assert len(answer.content) < 250_000
 
 
 async def test_the_state_of_the_queue_has_the_first_started_the_first_submitted_and_the_latest_ended_first(

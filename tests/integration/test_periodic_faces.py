@@ -192,6 +192,21 @@ async def test_joexs_own_tasks_are_removed_by_no_force_but_enabled_and_disabled(
         assert (answer.status_code, (await client.periodic.get(MAINTENANCE)).enabled) == (200, enabled)
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_no_caller_sets_what_retention_deletes(http, client, connection, is_there):
+    """With ages of 0, the next maintenance would delete each finished job of all tenants."""
+    if not is_there:
+        await connection.execute("DELETE FROM joex_private.periodic_task")
+    before = await client.periodic.list()
+    body = {"task": MAINTENANCE, "timer": "*:*:*", "args": {"keep": 0, "keep_failed": 0}}
+    refused = await http.put(f"/api/v1/periodic/{MAINTENANCE}", json=body)
+    assert (refused.status_code, refused.json()["detail"].partition(":")[0]) == (409, f"periodic task {MAINTENANCE!r}")
+    put = "SELECT joex.put_periodic_task($1, $1, '*:*:*', args => '{\"keep\": 0}', owner => $2)"
+    for owner in ("user", "app:shop"):
+        assert await connection.fetchval(put, MAINTENANCE, owner) == "not_yours"
+    assert await client.periodic.list() == before
+
+
 async def test_one_that_is_not_there_can_not_be_changed(client):
     for call in (client.periodic.remove, client.periodic.enable, client.periodic.disable):
         assert await call("nothing") is False
