@@ -6,6 +6,8 @@ import functools
 import re
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -570,3 +572,51 @@ async def test_a_worker_and_a_wait_go_on_while_the_database_is_away(proxy, datab
         job = await asyncio.wait_for(working, PATIENCE)
         assert (await client.keyed.finish("index", 1, {}, job.lock_id)) == "ok"
         assert (await asyncio.wait_for(waiting, PATIENCE)).state == "finished"
+
+
+FORKS = """
+import asyncio, os, sys, uuid
+import joex
+
+async def session():
+    async with client.using() as connection:
+        return await connection.fetchval("SELECT pg_backend_pid()")
+
+client, loop = joex.Client(sys.argv[1]), asyncio.new_event_loop()
+before = loop.run_until_complete(session())
+child = os.fork()
+if child == 0:
+    for call in (session, lambda: client.submit("a"), lambda: client.wait(uuid.uuid4()), client.close):
+        for run in (asyncio.run, loop.run_until_complete):
+            try:
+                run(call())
+            except joex.ConfigError as error:
+                assert str(error).startswith("client: expected the process and the event loop that used it first: ")
+            else:
+                sys.exit("no error")
+    sys.exit()  # ends the interpreter, with all its objects
+assert os.waitpid(child, 0)[1] == 0
+assert loop.run_until_complete(session()) == before
+loop.run_until_complete(client.close())
+"""
+
+
+def test_a_forked_process_leaves_the_connections_of_its_parent_alone(database_url):
+    done = subprocess.run([sys.executable, "-c", FORKS, database_url], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_another_event_loop_leaves_them_alone_too_until_the_client_is_closed(database_url):
+    client = Client(database_url)
+    await client.submit("a")
+    for call in (client.submit("b"), client.close()):
+        with pytest.raises(ConfigError, match=r"^client: expected the process and the event loop that used it first: "):
+            await asyncio.to_thread(asyncio.run, call)
+    await client.submit("c")
+    await client.close()
+    await asyncio.to_thread(asyncio.run, _submit_and_close(client))
+
+
+async def _submit_and_close(client):
+    async with client:
+        await client.submit("d")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from joex.client.patience import PatientConnections
+from joex.errors import ConfigError
 from joex.notifications.accept_waiters import AcceptWaiters
 from joex.notifications.watcher import Watcher
 from joex.store.connection import BREAKS
@@ -42,11 +44,17 @@ class Connections(PatientConnections):
         self._within = within
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
         self._cache: ConnectionCache | None = None
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
         self.watcher: Watcher = Watcher(self._borrow)
         self.accept_waiters: AcceptWaiters = AcceptWaiters(self._borrow)
 
     async def open(self) -> asyncpg.Pool[Any]:
-        """The pool, opened at first use."""
+        """The pool, opened at first use.
+
+        Raises:
+            ConfigError: another process or event loop has used it, whose connections this one must leave alone.
+        """
+        self._stay_at_home()
         if self._pool is None:
             if self._url is None:
                 raise RuntimeError("this client is closed")
@@ -54,10 +62,13 @@ class Connections(PatientConnections):
         return self._pool
 
     async def close(self) -> None:
-        """End all waits, and close the pool if the client opened it."""
+        """End all waits, and close the pool if the client opened it. Raises as `open`."""
+        if self._home is not None:
+            self._stay_at_home()
         self._closed += 1
         await self.watcher.close()
         await self.accept_waiters.close()
+        self._home = None
         if self._url is not None and self._pool is not None:
             pool, cache = self._pool, self._cache
             self._pool = self._cache = None
@@ -92,6 +103,15 @@ class Connections(PatientConnections):
             finally:
                 if given is None and self._url is not None and not isinstance(sys.exception(), BREAKS):
                     await reset(used)
+
+    def _stay_at_home(self) -> None:
+        here = os.getpid(), asyncio.get_running_loop()
+        self._home = self._home or here
+        if self._home != here:
+            raise ConfigError(
+                "client: expected the process and the event loop that used it first: make a joex.Client for each of "
+                "them, or use joex.sync.Client, which all threads and forked processes may share"
+            )
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
