@@ -26,6 +26,7 @@ class _View(models.Model):
         abstract = True
         managed = False
         default_permissions = ("view",)
+        base_manager_name = "objects"  # reads the fields that the admin has deferred
 
 
 class Job(_View):

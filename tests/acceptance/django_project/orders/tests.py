@@ -56,6 +56,15 @@ def job_of(result):
     return Job.objects.get(pk=result.id)
 
 
+class Elsewhere:
+    """A router that sends Joex's models to a database that there is not."""
+
+    is_on = False
+
+    def db_for_read(self, model, **_):
+        return "elsewhere" if self.is_on and model._meta.app_label == "joex" else None
+
+
 class Submissions(TestCase):
     def test_a_job_exists_if_and_only_if_its_transaction_commits(self):
         with transaction.atomic():
@@ -315,6 +324,13 @@ class Admin(TestCase):
         for term, found in ((str(one), {one}), ("acme", {one, two}), ("b ", {two}), ("%", set())):
             page = self.client.get(reverse("admin:joex_job_changelist"), {"q": term})
             self.assertEqual({job.pk for job in page.context["cl"].result_list}, found, term)
+
+    @override_settings(DATABASE_ROUTERS=["django_project.orders.tests.Elsewhere"])
+    def test_no_router_sends_the_admin_to_another_database(self):
+        job = client().submit("mail.send", {"to": "ann"})
+        self.log_in("view_job")
+        with patch.object(Elsewhere, "is_on", new=True):
+            self.assertContains(self.client.get(reverse("admin:joex_job_change", args=[job])), "ann")
 
     def test_a_list_counts_and_an_action_takes_no_more_than_the_first_jobs(self):
         jobs = [client().submit("a", group=group) for group in "abcd"]
