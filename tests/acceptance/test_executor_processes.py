@@ -177,6 +177,7 @@ _HOSTILE = [
     ("hang", "stubborn", "timed out after 0.3 s"),
     ("hang", "in C", "timed out after 0.3 s"),
     ("hang", "stopped", "timed out after 0.3 s"),
+    ("hang", "stop keeper", "timed out after 0.3 s"),
     ("die", "segfault", "its process was killed by SIGSEGV"),
     ("die", "abort", "its process was killed by SIGABRT"),
     ("die", "kill", "its process was killed by SIGKILL: by hand, or by the kernel because memory ran out"),
@@ -184,6 +185,7 @@ _HOSTILE = [
     ("die", "exit cleanly", "its process exited with code 0 before the task had ended"),
     ("die", "kill keeper", "its process is gone, together with the keeper of that process"),
     ("leak", "", "MemoryError"),
+    ("fork", "kill keeper", "its process is gone, together with the keeper of that process"),
     ("fork", "die", "its process was killed by SIGKILL: by hand, or by the kernel because memory ran out"),
     ("spoil", "junk", "its process has spoiled its connection to the executor, and was ended"),
     ("spoil", "size", "its process has spoiled its connection to the executor, and was ended"),
@@ -233,6 +235,17 @@ async def test_a_run_in_a_process_is_ended_when_its_job_is_cancelled_and_cleans_
         assert int(await said(tmp_path, "one.cancelled")) not in (os.getpid(), process.pid)
 
 
+async def test_a_run_whose_keeper_the_run_before_it_has_stopped_is_ended_as_any_other(
+    house: House, tmp_path: Path
+) -> None:
+    stopper = await house.run("stop.keeper")
+    job_id, process = await house.begin(tmp_path, "one")
+    assert process.pid == stopper.result
+    assert await house.client.cancel(job_id) == "requested"
+    await house.inside.ended(job_id)
+    assert await said(tmp_path, "one.left") == "True"
+
+
 async def test_sigterm_that_the_executor_has_not_sent_ends_no_run(house: House, tmp_path: Path) -> None:
     """systemd sends it to all processes of a service that is to drain."""
     job_id, process = await house.begin(tmp_path, "one")
@@ -245,12 +258,15 @@ async def test_sigterm_that_the_executor_has_not_sent_ends_no_run(house: House, 
         assert (await house.inside.ended(one)).verdict.state is State.SUCCESS
 
 
-async def test_the_end_of_the_server_harms_no_run_and_another_one_is_started(house: House, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_server_that_is_stopped_goes_on_and_one_that_is_killed_is_replaced_without_harm_to_a_run(
+    house: House, tmp_path: Path, number: signal.Signals
+) -> None:
     job_id, process = await house.begin(tmp_path, "one")
     server = process.parents()[1]
-    server.kill()
+    server.send_signal(number)
     others = [await house.begin(tmp_path, f"other {nr}") for nr in range(3)]
-    assert any(other.parents()[1] != server for _, other in others)
+    assert any(other.parents()[1] != server for _, other in others) == (number == signal.SIGKILL)
     for name in ("one", "other 0", "other 1", "other 2"):
         (tmp_path / f"{name}.go").touch()
     for one in (job_id, *(other for other, _ in others)):

@@ -4,6 +4,7 @@ from pathlib import Path
 from uuid import UUID
 
 import psutil
+import pytest
 
 from tests.support.apps import AnyClient
 from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
@@ -40,8 +41,9 @@ def _is_gone(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.parametrize("how", ["hang", "stop keeper"])
 async def test_the_processes_of_a_killed_executor_end_with_all_that_they_have_started(
-    client: AnyClient, executors: ExecutorProcesses, tmp_path: Path
+    client: AnyClient, executors: ExecutorProcesses, tmp_path: Path, how: str
 ) -> None:
     victim = await executors.start("one", app=APP, lease=SHORT)
     held = await client.submit("hold", {"folder": str(tmp_path), "name": "held"})
@@ -49,7 +51,7 @@ async def test_the_processes_of_a_killed_executor_end_with_all_that_they_have_st
     job = await client.wait(await client.submit("fork.in.thread"), timeout="90s")
     fork = psutil.Process(job.result)  # it holds all sockets of the executor open
     try:
-        forks = await client.submit("fork", {"folder": str(tmp_path), "how": "hang"})
+        forks = await client.submit("fork", {"folder": str(tmp_path), "how": how})
         children = [psutil.Process(int(pid)) for pid in (await _said(tmp_path, "children")).split()]
         everything = {*children, *psutil.Process(victim.pid).children(recursive=True)} - {fork}
         assert process in everything

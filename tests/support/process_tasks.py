@@ -166,7 +166,7 @@ def book_in_thread(ctx: joex.Context) -> None:
 
 @app.task("hang", process=True, timeout=0.3, retries=0)
 def hang(ctx: joex.Context, folder: Path, how: str) -> None:
-    if how == "deaf":
+    if how in ("deaf", "stop keeper"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif how == "stubborn":  # catches everything that is raised in it
         while True:
@@ -178,6 +178,9 @@ def hang(ctx: joex.Context, folder: Path, how: str) -> None:
         ctypes.PyDLL(None).sleep(600)
     elif how == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
+    keeper = os.getppid()
+    while how == "stop keeper":
+        os.kill(keeper, signal.SIGSTOP)
     while True:
         pass
 
@@ -223,7 +226,9 @@ def fork(ctx: joex.Context, folder: Path, how: str) -> None:
     _tell(folder, "children", " ".join(map(str, [*pids, child])))
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif how == "hang":
+    elif how:
+        if how != "hang":
+            os.kill(os.getppid(), signal.SIGSTOP if how == "stop keeper" else signal.SIGKILL)
         while True:
             time.sleep(60)
 
@@ -276,6 +281,12 @@ def fork_in_thread(ctx: joex.Context) -> int:
 @app.task("thread", process=True)
 def thread(ctx: joex.Context) -> int:
     threading.Thread(target=time.sleep, args=(900,), daemon=True).start()
+    return os.getpid()
+
+
+@app.task("stop.keeper", process=True)
+def stop_keeper(ctx: joex.Context) -> int:
+    os.kill(os.getppid(), signal.SIGSTOP)
     return os.getpid()
 
 

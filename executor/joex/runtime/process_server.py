@@ -11,7 +11,9 @@ the process has ended, and when the executor is gone, for whatever reason: the k
 nothing is left, it reports how the process ended. So the end of a run is the end of all of it, and the server may die
 without harm to the runs.
 
-On Linux, what a task started and lost sight of (a daemon) becomes a child of the keeper, which finds it there.
+On Linux, what a task started and lost sight of (a daemon) becomes a child of the keeper, which finds it there. The
+code of a task can kill its keeper: then the kernel kills the process, and all that is left becomes a child of the
+server, which ends it, and holds the leash until then.
 """
 
 from __future__ import annotations
@@ -62,29 +64,93 @@ def serve(control: socket.socket, work: Work, executor: int) -> None:
         )
     gc.collect()
     gc.freeze()  # the garbage collection of a process would otherwise copy the pages that all processes share
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
-    end = _end_of(executor)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    keepers, end = _Keepers(), _end_of(executor)
     control.send(READY)
-    while True:
-        watched: list[Any] = [control, *end]
-        readable, _, _ = select.select(watched, [], [])
-        if any(one in readable for one in end):
-            return
-        _, found, _, _ = socket.recv_fds(control, 1, 2)
-        if len(found) != 2:  # noqa: PLR2004 - the channel and the leash
-            return
-        for one in found:
-            os.set_inheritable(one, False)  # noqa: FBT003 - as the function has it
+    while (ends := _next_order(control, keepers, end)) is not None:
         _flush()
+        channel, leash = (socket.socket(fileno=one) for one in ends)
+        keepers.fork(leash, partial(_keep, channel, leash, work, executor, end), unused=control)
+        channel.close()
+    keepers.end()
+
+
+def _next_order(control: socket.socket, keepers: _Keepers, end: list[int]) -> list[int] | None:
+    """The ends of a channel and a leash for the next process; None: the executor is gone."""
+    while True:
+        watched: list[Any] = [control, keepers.woken, *end]
+        readable, _, _ = select.select(watched, [], [], _CHECK_EVERY if keepers.have_left_something else None)
+        keepers.tidy()
+        if any(one in readable for one in end):
+            return None
+        if control in readable:
+            _, found, _, _ = socket.recv_fds(control, 1, 2)
+            for one in found:
+                os.set_inheritable(one, False)  # noqa: FBT003 - as the function has it
+            return found if len(found) == 2 else None  # noqa: PLR2004 - the channel and the leash
+
+
+class _Keepers:
+    """The keepers that a server has forked, and the ends of their leashes, which it holds until nothing is left."""
+
+    def __init__(self) -> None:
+        self.woken, self._wake = _woken_by_children()
+        self._of_the_app = set(_children())  # the app has started them when it was imported
+        self._leashes: dict[int, socket.socket] = {}  # by the process id of the keeper
+        self._of_the_dead: list[socket.socket] = []
+
+    @property
+    def have_left_something(self) -> bool:
+        """Whether a keeper has died, perhaps before all that it was to end."""
+        return bool(self._of_the_dead)
+
+    def fork(self, leash: socket.socket, keep: Callable[[], None], *, unused: socket.socket) -> None:
+        """Fork a keeper."""
         try:
-            if os.fork() == 0:
-                control.close()
-                channel, leash = (socket.socket(fileno=one) for one in found)
-                _in_child(partial(_keep, channel, leash, work, executor, end))
+            keeper = os.fork()
         except OSError as error:  # the executor sees that its ends are closed
             sys.stderr.write(f"joex: no process could be forked: {error.strerror}\n")
-        for one in found:
-            os.close(one)
+            leash.close()
+            return
+        if keeper == 0:
+            for one in (unused, *self._leashes.values(), *self._of_the_dead):
+                one.close()
+            os.close(self.woken)
+            os.close(self._wake)
+            _in_child(keep)
+        self._leashes[keeper] = leash
+
+    def tidy(self) -> None:
+        """End what dead keepers have left, and close their leashes when nothing is left."""
+        with suppress(BlockingIOError):
+            os.read(self.woken, 1024)
+        while (pid := _reaped()) is not None:
+            self._of_the_app.discard(pid)
+            if pid in self._leashes:
+                self._of_the_dead.append(self._leashes.pop(pid))
+        left = set(_children()) - self._leashes.keys() - self._of_the_app if self._of_the_dead else set()
+        for one in left:
+            _send(one, signal.SIGKILL)
+        while self._of_the_dead and not left:
+            self._of_the_dead.pop().close()
+
+    def end(self) -> None:
+        """End all, because the executor is gone: a keeper that is stopped does not see that."""
+        for keeper in self._leashes:
+            _send(keeper, signal.SIGKILL if _IS_LINUX else signal.SIGCONT)
+        while self._leashes or self._of_the_dead:
+            select.select([self.woken], [], [], _CHECK_EVERY)
+            self.tidy()
+
+
+def _woken_by_children() -> tuple[int, int]:
+    """A pipe that gets a byte when a child has ended."""
+    woken, wake = os.pipe()
+    for one in (woken, wake):
+        os.set_blocking(one, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    return woken, wake
 
 
 def _end_of(executor: int) -> list[int]:
@@ -100,10 +166,7 @@ def _end_of(executor: int) -> list[int]:
 
 def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: int, end: list[int]) -> None:
     """Be a keeper; ``end``: see `_end_of`."""
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    woken, wake = _woken_by_children()
     _prctl(_SET_CHILD_SUBREAPER, 1)
     asked, ask = os.pipe()
     os.set_blocking(asked, False)
@@ -134,7 +197,7 @@ def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: in
                 listens = []
                 _send(process, signal.SIGKILL)
                 _send_to_group(process, signal.SIGKILL)
-        if (pauses and _is_stopped(executor)) != is_paused:
+        if (pauses and is_stopped(executor)) != is_paused:
             is_paused = not is_paused
             _send_to_group(process, signal.SIGSTOP if is_paused else signal.SIGCONT)
         status = _reap(process)
@@ -200,6 +263,14 @@ def _reap(process: int) -> int | None:
             return None
 
 
+def _reaped() -> int | None:
+    """A child that has ended, and is reaped now."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] or None
+    except ChildProcessError:
+        return None
+
+
 def _reap_all() -> bool:
     """End the children that are left, and wait for one of them; False: none is left."""
     for child in _children():
@@ -229,7 +300,8 @@ def _send(process: int, number: signal.Signals) -> None:
         os.kill(process, number)
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped; False where the system does not say it."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in b"Tt"
     except OSError:

@@ -71,7 +71,7 @@ class Worker:
             after_in_child=self._be_a_fork,
         )
         with suppress(_AskedToEnd):
-            self._channel.send({"ready": True})
+            self._channel.send({"keeper": os.getppid()})
             while not self._is_asked_to_end and (message := self._channel.receive()) is not None:
                 said = copy_context().run(self._run, message)
                 if self._is_fork:

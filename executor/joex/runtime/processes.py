@@ -38,12 +38,16 @@ from joex.runtime.run import Run
 from joex.runtime.text import storable
 from joex.task import App, Task
 
+if sys.platform != "win32":
+    from joex.runtime.process_server import is_stopped
+
 GRACE = 3.0
 """Seconds that a process has to end by itself."""
 
 _START_WITHIN = 60.0
 _LAST_BYTES_WITHIN = 5.0
 _END_WITHIN = 5.0
+_CHECK_EVERY = 0.25
 _LINES, _PER = 1000, 0.05  # a process may log so many lines in so many seconds, which is what the log writer writes
 
 
@@ -174,21 +178,29 @@ class Processes:
         Raises:
             Ended: there is none; the error says why.
         """
+        process = await self._forked() or await self._forked()  # a server that has just died is replaced
+        if process is None:
+            raise self._no_process()
+        return process
+
+    async def _forked(self) -> _Process | None:
         if sys.platform == "win32":  # `check_processes` refuses it
             raise NotImplementedError
-        control = await self._started_server()
+        server, control = await self._started_server()
+        server.send_signal(signal.SIGCONT)  # the code of a run may have stopped it
         channel, its_channel = socket.socketpair()
         leash, its_leash = socket.socketpair()
         with its_channel, its_leash, suppress(OSError):  # (then the process is seen as ended)
             socket.send_fds(control, [b"F"], [its_channel.fileno(), its_leash.fileno()])
-        process = await _Process.opened(channel, leash)
+        process = await _Process.opened(channel, leash, server)
         try:
             await process.until_ready(_START_WITHIN)
         except BaseException as error:
             process.close()
-            if isinstance(error, TimeoutError):
-                raise self._no_process() from None
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            self._is_serving = process.has_ended and not _is_closed(control)  # it has said that it could not fork
+            return None
         return process
 
     async def _start_server_first(self) -> None:
@@ -197,12 +209,12 @@ class Processes:
             async with self._starting:
                 await self._started_server()
 
-    async def _started_server(self) -> socket.socket:
+    async def _started_server(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         if self._control is not None and self._server is not None:
             if self._is_serving and self._server.poll() is None:
-                return self._control
+                return self._server, self._control
+            self._server.kill()  # before it sees that its control is closed: its processes go on
             self._control.close()
-            self._server.kill()
         self._is_serving = False
         self._control, its_end = socket.socketpair()
         with its_end:
@@ -225,7 +237,7 @@ class Processes:
             with suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(self._server.wait, _LAST_BYTES_WITHIN)
             raise self._no_process()
-        return self._control
+        return self._server, self._control
 
     def _no_process(self) -> Ended:
         code = None if self._server is None else self._server.poll()
@@ -263,20 +275,22 @@ class _Process:
         is_reusable: whether it may run another job.
     """
 
-    def __init__(self, channel: Streams, leash: Streams) -> None:
+    def __init__(self, channel: Streams, leash: Streams, server: subprocess.Popen[bytes]) -> None:
         self.is_reusable = False
+        self._server = server
+        self._keeper: tuple[int, int] | None = None  # its process id, and a file descriptor of it
         self._runs = 0
         self._reader, self._writer = channel
         self._leash = leash[1]
         self._gone = asyncio.ensure_future(_status(leash[0]))
 
     @classmethod
-    async def opened(cls, channel: socket.socket, leash: socket.socket) -> _Process:
-        """A process with these ends of its sockets."""
+    async def opened(cls, channel: socket.socket, leash: socket.socket, server: subprocess.Popen[bytes]) -> _Process:
+        """A process with these ends of its sockets, forked by this server."""
         if sys.platform == "win32":
             raise NotImplementedError
         first = await asyncio.open_unix_connection(sock=channel)
-        return cls(first, await asyncio.open_unix_connection(sock=leash))
+        return cls(first, await asyncio.open_unix_connection(sock=leash), server)
 
     @property
     def has_ended(self) -> bool:
@@ -287,6 +301,9 @@ class _Process:
         """Close the ends: its keeper kills it."""
         self._writer.close()
         self._leash.close()
+        if self._keeper is not None:
+            os.close(self._keeper[1])
+            self._keeper = None
 
     async def until_ready(self, seconds: float) -> None:
         """Wait until it can run jobs.
@@ -297,8 +314,11 @@ class _Process:
         first = asyncio.ensure_future(read_message(self._reader, 1000))
         try:
             await asyncio.wait({first, self._gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not first.done() or first.exception() is not None or first.result() is None:
+            if not first.done() or first.exception() is not None or (said := first.result()) is None:
                 raise TimeoutError
+            if sys.platform == "linux":
+                with suppress(OSError):  # (a sandbox may forbid it)
+                    self._keeper = said["keeper"], os.pidfd_open(said["keeper"])
         finally:
             first.cancel()
 
@@ -364,7 +384,21 @@ class _Process:
             await asyncio.wait({self._gone}, timeout=grace)
         if not self._gone.done():
             self._order(KILL)
-            await asyncio.wait({self._gone})
+        while not self._gone.done():
+            self._free()
+            await asyncio.wait({self._gone}, timeout=_CHECK_EVERY)
+
+    def _free(self) -> None:
+        """Undo what a run may have done: a keeper that is stopped ends nothing, nor does a stopped server."""
+        if sys.platform == "linux":
+            self._server.send_signal(signal.SIGCONT)
+            if self._keeper is not None and is_stopped(self._keeper[0]):
+                self._signal_keeper(signal.SIGKILL)  # (it may be stopped again and again)
+
+    def _signal_keeper(self, number: signal.Signals) -> None:
+        if sys.platform == "linux" and self._keeper is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._keeper[1], number)
 
     async def _talk(self, message: Message, run: Run, reports: RunReports, largest: int) -> Message | None:
         """Give it a job, and pass on its reports; returns its last message, None: it has none.
@@ -424,6 +458,8 @@ class _Process:
         return None
 
     def _order(self, order: bytes) -> None:
+        if sys.platform == "linux":
+            self._signal_keeper(signal.SIGCONT)  # the code of a run may have stopped it
         self._leash.write(order)
 
 
@@ -434,6 +470,16 @@ async def _status(leash: asyncio.StreamReader) -> int | None:
     except (asyncio.IncompleteReadError, OSError):
         return None
     return int(status)
+
+
+def _is_closed(control: socket.socket) -> bool:
+    """Whether the server has closed its end, which is before its process can be waited for."""
+    try:
+        return not control.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 _SPOILED = "its process has spoiled its connection to the executor, and was ended"
