@@ -318,7 +318,8 @@ async def test_a_bound_role_can_not_tell_whether_anything_else_exists(roles_of, 
     ):
         assert await bound.fetchval(f"SELECT joex.{call}") == "not_found"
     assert await bound.fetchval("SELECT answer FROM joex.run_periodic_task('theirs')") == "not_found"
-    for view in ("jobs", "group_stats", "queue_stats", "executors", "periodic_tasks", "audit"):
+    await pools.note_step(connection, STEP)
+    for view in VIEWS:
         assert await bound.fetch(f"TABLE joex.{view}") == []
     assert await bound.fetchval("SELECT joex.retry_failed()") == 0
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -707,6 +708,7 @@ async def peeker(roles_of, connection, bench):
     await bench.executor()
     await bench.submit("theirs")
     await connection.execute("SELECT joex.put_periodic_task('theirs', 'a', 'daily', grp => 'theirs')")
+    await pools.note_step(connection, STEP)
     bound = await roles_of("view", "operate", groups=["mine"])
     role = await bound.fetchval("SELECT session_user::text")
     await connection.execute(f"CREATE SCHEMA peek AUTHORIZATION {role}")
@@ -714,7 +716,8 @@ async def peeker(roles_of, connection, bench):
     await connection.execute("DROP SCHEMA peek CASCADE")
 
 
-VIEWS = ("jobs", "group_stats", "queue_stats", "executors", "periodic_tasks", "audit")
+VIEWS = ("jobs", "group_stats", "queue_stats", "executors", "periodic_tasks", "audit", "pool_steps")
+STEP = pools.NewPoolStep("prod", "docs", 0, 1, 0, 0, "demand", "1 job waits", 1, None, 1, 0, None)
 
 
 @pytest.mark.parametrize("view", VIEWS)

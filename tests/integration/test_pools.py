@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import asyncpg
 import pytest
@@ -388,3 +389,106 @@ class TestWatch:
         await pools.watch(bench.connection, "p/b", ["default"], 60)
         names = await bench.connection.fetch("SELECT name FROM joex_private.watch ORDER BY name")
         assert [row["name"] for row in names] == ["p/b", "w"]
+
+
+def step(pool: str = "docs", *, namespace: str = "prod", **more: Any) -> pools.NewPoolStep:
+    """A step of a pool."""
+    fields: dict[str, Any] = {
+        "before": 0, "target": 2, "ready": 0, "draining": 0, "mode": "demand", "why": "38 jobs", "wanted": 2,
+        "capped_by": None, "runnable": 38, "held": 0, "next_due": None, **more,
+    }  # fmt: skip
+    return pools.NewPoolStep(namespace, pool, **fields)
+
+
+async def steps(bench, pool: str = "docs", namespace: str = "prod") -> list[pools.PoolStep]:
+    return await pools.list_steps(bench.connection, namespace, pool, most=10_000)
+
+
+async def make_older(bench, age: str, pool: str = "docs") -> None:
+    await bench.connection.execute(
+        "UPDATE joex_private.pool_step SET at = at - $1::text::interval WHERE pool = $2", age, pool
+    )
+
+
+class TestSteps:
+    async def test_a_step_is_kept_with_its_numbers_and_its_reason(self, bench) -> None:
+        assert await pools.note_step(bench.connection, step(capped_by="scaleUp", next_due=60.0))
+        [found] = await steps(bench)
+        now = await bench.connection.fetchval("SELECT clock_timestamp()")
+        assert timedelta(0) <= now - found.at < timedelta(minutes=5)
+        assert found.next_due is not None
+        assert timedelta(seconds=59) < found.next_due - found.at < timedelta(seconds=61)
+        kept = pools.NewPoolStep(*(getattr(found, name) for name in pools.NewPoolStep.__slots__))
+        assert kept == step(capped_by="scaleUp", next_due=found.next_due)
+
+    async def test_a_step_that_changes_nothing_is_not_kept_though_the_work_changes(self, bench) -> None:
+        other: dict[str, Any] = {"runnable": 40, "held": 3, "why": "43 jobs", "wanted": 3, "next_due": 5.0}
+        for made in (step(), step(**other)):
+            assert await pools.note_step(bench.connection, made)
+        assert [found.runnable for found in await steps(bench)] == [38]
+
+    @pytest.mark.parametrize("change", ["before", "target", "ready", "draining", "mode", "capped_by"])
+    async def test_a_step_that_changes_a_size_or_the_kind_of_its_reason_is_kept(self, bench, change: str) -> None:
+        other: Any = "fixed" if change in ("mode", "capped_by") else 7
+        for made in (step(), step(**{change: other}), step()):
+            assert await pools.note_step(bench.connection, made)
+        assert [getattr(found, change) == other for found in await steps(bench)] == [False, True, False]
+        assert [found.nr for found in await steps(bench)] == [3, 2, 1]
+
+    async def test_a_step_that_lasts_is_noted_again_before_it_would_be_forgotten(self, bench) -> None:
+        await pools.note_step(bench.connection, step())
+        await make_older(bench, "13 hours")
+        assert await pools.note_step(bench.connection, step(why="still"))
+        assert [found.why for found in await steps(bench)] == ["still", "38 jobs"]
+
+    async def test_pools_of_one_name_in_two_namespaces_have_their_own_steps(self, bench) -> None:
+        for namespace in ("prod", "test"):
+            await pools.note_step(bench.connection, step(namespace=namespace, why=namespace))
+        await pools.note_step(bench.connection, step(target=3, why="more"))
+        await pools.note_step(bench.connection, step("other"))
+        found = await pools.list_pools(bench.connection)
+        assert [(one.namespace, one.pool, one.why) for one in found] == [
+            ("prod", "docs", "more"), ("prod", "other", "38 jobs"), ("test", "docs", "test"),
+        ]  # fmt: skip
+        assert [one.namespace for one in await pools.list_pools(bench.connection, "docs")] == ["prod", "test"]
+
+    async def test_of_two_operators_at_once_one_writes_and_the_other_learns_that_it_came_second(
+        self, bench, another_connection, waiting_for_a_lock
+    ) -> None:
+        await pools.note_step(bench.connection, step())
+        other, observer = await another_connection(), await another_connection()
+        first = bench.connection.transaction()
+        await first.start()
+        assert await pools.note_step(bench.connection, step(target=3))
+        async with waiting_for_a_lock(observer, pools.note_step(other, step(target=4))) as second:
+            await first.commit()
+        assert await second is False
+        assert [found.target for found in await steps(bench)] == [3, 2]
+        assert await pools.note_step(other, step(target=4))
+        assert [found.target for found in await steps(bench)] == [4, 3, 2]
+
+    async def test_a_step_is_forgotten_after_a_day_also_of_a_pool_that_is_gone(self, bench) -> None:
+        await pools.note_step(bench.connection, step("gone"))
+        await make_older(bench, "25 hours", "gone")
+        assert await steps(bench, "gone") == []
+        await pools.note_step(bench.connection, step())
+        assert await bench.connection.fetchval("SELECT array_agg(pool) FROM joex_private.pool_step") == ["docs"]
+
+    async def test_maintenance_forgets_steps_where_no_operator_writes_any_more(self, bench) -> None:
+        await pools.note_step(bench.connection, step("gone"))
+        await make_older(bench, "25 hours", "gone")
+        await pools.note_step(bench.connection, step("late"))
+        await pools.forget_steps(bench.connection)
+        assert await bench.connection.fetchval("SELECT array_agg(pool) FROM joex_private.pool_step") == ["late"]
+
+    async def test_at_most_five_thousand_steps_of_a_pool_are_kept_and_a_call_deletes_few(self, bench) -> None:
+        await bench.connection.execute("""
+            INSERT INTO joex_private.pool_step
+                (namespace, pool, nr, before, target, ready, draining, mode, why, runnable, held)
+            SELECT 'prod', pool, nr, nr, 1, 0, 0, 'demand', '', 0, 0
+            FROM generate_series(1, 5150) nr, unnest('{docs,other}'::text[]) pool""")
+        for target, kept in ((2, 5051), (3, 5000), (4, 5000)):
+            await pools.note_step(bench.connection, step(target=target))
+            assert len(await steps(bench)) == kept
+        assert [found.target for found in await steps(bench)][:4] == [4, 3, 2, 1]
+        assert len(await steps(bench, "other")) == 5150

@@ -18,7 +18,7 @@ from joex.core.duration import parse_duration
 from joex.core.events import Emit
 from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
 from joex.errors import ConfigError, JoexError
-from joex.store import audit, executors, job_logs, jobs, periodic, runs
+from joex.store import audit, executors, job_logs, jobs, periodic, pools, runs
 from joex.store.database import connect
 from joex.store.jobs import json_text, read_json
 from joex.store.periodic import PeriodicTask
@@ -82,7 +82,7 @@ class Maintenance:
 
 
 async def clean(connection: Connection) -> None:
-    """Delete old finished jobs and their logs, in batches; and ended executors, idle turns and orphaned log lines.
+    """Delete old finished jobs and their logs, in batches; and what else is too old, or belongs to nothing any more.
 
     Raises:
         ConfigError: the row of the periodic task was changed by hand, and has no valid ages any more.
@@ -99,6 +99,7 @@ async def clean(connection: Connection) -> None:
     await _delete_finished(connection, ["failed"], keep_failed)
     await executors.forget_ended(connection, max(keep, keep_failed))
     await audit.forget(connection, _KEEP_ACTS)
+    await pools.forget_steps(connection)
     await runs.forget_turns(connection)
     await _forget_lines(connection)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,6 +24,24 @@ _RETIRE = statement("SELECT joex_private.retire($1::text, $2::boolean)")
 _FORGET = statement("SELECT joex_private.forget_retired($1::text, $2::timestamptz)")
 _MARK_SPARE = statement("SELECT joex_private.mark_spare($1::text, $2::boolean)")
 _POD_GONE = statement("SELECT joex_private.pod_gone($1::text, $2::integer)")
+_NOTE_STEP = statement("""
+    SELECT joex_private.note_pool_step($1::text, $2::text, $3::integer, $4::integer, $5::integer, $6::integer, $7::text,
+                                       $8::text, $9::integer, $10::text, $11::integer, $12::integer, $13::float8)
+""")
+_FORGET_STEPS = statement("SELECT joex_private.forget_pool_steps($1::integer)")
+_COLUMNS = (
+    "namespace, pool, nr, at, before, target, ready, draining, mode, why, wanted, capped_by, runnable, held, next_due"
+)
+_POOLS = statement(f"""
+    SELECT DISTINCT ON (namespace, pool) {_COLUMNS} FROM joex.pool_steps
+    WHERE $1::text IS NULL OR pool = $1 ORDER BY namespace, pool, nr DESC LIMIT $2::integer
+""")  # noqa: S608 - of constants
+_STEPS = statement(f"""
+    SELECT {_COLUMNS} FROM joex.pool_steps
+    WHERE namespace = $1::text AND pool = $2::text AND ($3::timestamptz IS NULL OR at >= $3)
+    ORDER BY nr DESC LIMIT $4::integer
+""")  # noqa: S608 - of constants
+_BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +55,50 @@ class Known:
     draining: bool
     spare: bool
     retired_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewPoolStep:
+    """How an operator sizes a pool, and why: the view joex.pool_steps explains each field.
+
+    Attributes:
+        next_due: seconds until the next job is due; None: no job has a time.
+    """
+
+    namespace: str
+    pool: str
+    before: int
+    target: int
+    ready: int
+    draining: int
+    mode: str
+    why: str
+    wanted: int | None
+    capped_by: str | None
+    runnable: int
+    held: int
+    next_due: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStep:
+    """How an operator has sized a pool at a time, and why: the view joex.pool_steps explains each field."""
+
+    namespace: str
+    pool: str
+    nr: int
+    at: datetime
+    before: int
+    target: int
+    ready: int
+    draining: int
+    mode: str
+    why: str
+    wanted: int | None
+    capped_by: str | None
+    runnable: int
+    held: int
+    next_due: datetime | None
 
 
 async def demand_and_replicas(
@@ -97,3 +159,30 @@ async def pod_gone(connection: Connection, pod_uid: str, most_losses: int) -> in
     """End the executor of a pod that has certainly stopped; returns how many jobs wait again."""
     with translated():
         return int(await connection.fetchval(_POD_GONE, pod_uid, most_losses))
+
+
+async def note_step(connection: Connection, step: NewPoolStep) -> bool:
+    """Note a step, unless it is the pool's last one already; false: another operator came first, so try again."""
+    with translated():
+        return bool(await connection.fetchval(_NOTE_STEP, *(getattr(step, one.name) for one in fields(step))))
+
+
+async def forget_steps(connection: Connection) -> None:
+    """Delete the steps that are older than a day."""
+    with translated():
+        while await connection.fetchval(_FORGET_STEPS, _BATCH) == _BATCH:
+            pass
+
+
+async def list_pools(connection: Connection, name: str | None = None, *, most: int = 1000) -> list[PoolStep]:
+    """The last step of each pool that had one within a day, or of those with this name."""
+    with translated():
+        return [PoolStep(*row) for row in await connection.fetch(_POOLS, name, most)]
+
+
+async def list_steps(
+    connection: Connection, namespace: str, pool: str, since: datetime | None = None, *, most: int
+) -> list[PoolStep]:
+    """The latest steps of a pool, the last one first."""
+    with translated():
+        return [PoolStep(*row) for row in await connection.fetch(_STEPS, namespace, pool, since, most)]

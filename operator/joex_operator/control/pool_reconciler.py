@@ -21,6 +21,7 @@ from joex_operator.api.names import app_id, replica_name, replica_of
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.control.database import Database, Databases, database_problem
 from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
+from joex_operator.control.step_writer import StepWriter
 from joex_operator.decide import scaling
 from joex_operator.decide.actions import (
     Action,
@@ -38,6 +39,7 @@ from joex_operator.decide.events import Event, events_of_actions, events_of_chan
 from joex_operator.decide.growth_watch import PAUSES, GrowthWatch
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
+from joex_operator.decide.pool_steps import pool_step
 from joex_operator.decide.replicas import ObservedExecutor, Replica
 from joex_operator.decide.scaling import Demand
 from joex_operator.decide.status import pool_status
@@ -65,6 +67,7 @@ class PoolReconciler:
         self._poll = poll
         self._watches: dict[tuple[str, str], GrowthWatch] = {}
         self._can_grow: dict[tuple[str, str], bool] = {}
+        self._steps = StepWriter()
 
     def notified(self, pool: Pool) -> None:
         """A notification says that a pool has work. A reconcile follows."""
@@ -75,6 +78,7 @@ class PoolReconciler:
         self._watches.pop((namespace, name), None)
         self._can_grow.pop((namespace, name), None)
         self._metrics.forget(namespace, name)
+        self._steps.forget(namespace, name)
 
     async def reconcile(self, ref: Ref, pool: Pool) -> float:
         """Reconcile a pool; returns the seconds until the next reconcile.
@@ -103,6 +107,7 @@ class PoolReconciler:
         # cancellation, and an operator that should end, or leads no more, would go on.
         await self._store_status(ref, pool_status(pool, observed, plan, stored, now, failure=failure))
         await self._fleet.record_events(ref, events_of_change(conditions(pool, observed, plan, failure), stored))
+        await self._steps.write(pool_step(pool, observed, plan), database)
         if failed is not None:
             raise failed
         return self._requeue_after(pool, plan)

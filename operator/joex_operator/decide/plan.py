@@ -91,7 +91,7 @@ class Plan:
 
 def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) -> Plan:
     """The plan for a pool."""
-    sizing = size(pool, _load(observed), history, now.timestamp())
+    sizing = size(pool, load(observed), history, now.timestamp())
     surplus = _surplus(observed, sizing)
     outdated = _outdated(pool, observed, sizing, surplus)
     created = _created(observed, sizing, leaving=len(surplus) + len(outdated))
@@ -106,7 +106,8 @@ def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) 
     )
 
 
-def _load(observed: ObservedPool) -> Load:
+def load(observed: ObservedPool) -> Load:
+    """The load of a pool as it is observed."""
     staying, leaving = takers(observed.replicas), draining(observed.replicas)
     # The jobs of a crashing executor will wait for another one as soon as the database finds it dead.
     held = sum(replica.held for replica in [*staying, *crashing(observed.replicas)])

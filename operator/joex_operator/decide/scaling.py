@@ -152,13 +152,14 @@ def _by_demand(spec: JoexPoolSpec, demand: Demand, load: Load, history: History,
 def _wanted(spec: JoexPoolSpec, demand: Demand, load: Load) -> int:
     """The size that the demand calls for; the present one where that is within the tolerance."""
     scaling, takers = spec.scaling, load.takers
-    need = _executors(spec, demand.runnable + load.held) + scaling.idle_reserve
-    keep = _executors(spec, demand.runnable + load.held + load.leaving) + scaling.idle_reserve
+    need = executors_for(spec, demand.runnable + load.held) + scaling.idle_reserve
+    keep = executors_for(spec, demand.runnable + load.held + load.leaving) + scaling.idle_reserve
     wanted = max(need, min(takers, keep))
     return takers if abs(wanted - takers) <= scaling.tolerance * takers else wanted
 
 
-def _executors(spec: JoexPoolSpec, jobs: int) -> int:
+def executors_for(spec: JoexPoolSpec, jobs: int) -> int:
+    """The executors that so many jobs call for, at the utilization that the user desires."""
     return -(-jobs * 100 // (spec.pool_size * spec.scaling.target_utilization))
 
 

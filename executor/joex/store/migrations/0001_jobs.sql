@@ -425,6 +425,27 @@ CREATE TABLE joex_private.retired (
     retired_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
+-- How the operators size their pools, and why: a row for each change (see joex_private.note_pool_step).
+CREATE TABLE joex_private.pool_step (
+    namespace  text NOT NULL,
+    pool       text NOT NULL,
+    nr         bigint NOT NULL,             -- counts the steps of the pool: so a newest row, and rows in excess, are found at once
+    at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+    before     integer NOT NULL,
+    target     integer NOT NULL,
+    ready      integer NOT NULL,
+    draining   integer NOT NULL,
+    mode       text NOT NULL,
+    why        text NOT NULL,
+    wanted     integer,
+    capped_by  text,
+    runnable   integer NOT NULL,
+    held       integer NOT NULL,
+    next_due   timestamptz,
+    PRIMARY KEY (namespace, pool, nr)
+);
+CREATE INDEX pool_step_at ON joex_private.pool_step (at);
+
 -- The tokens of HTTP callers (see joex.core.access), by their hashes. A revoked token has no row.
 CREATE TABLE joex_private.api_token (
     id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

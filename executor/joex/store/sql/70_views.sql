@@ -228,3 +228,27 @@ LEFT JOIN joex_private.held_seen j ON j.executor_id = e.id
 WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
     SELECT FROM bounds b WHERE b.groups IS NULL AND b.queues IS NULL)
 GROUP BY e.id, l.executor_id;
+
+-- How operators, and joex up, have sized each pool within the last day, and why: a row when the size that they aim at, the number of
+-- executors, or the reason changes, at most 5,000 of a pool. While the database is away no row comes.
+CREATE OR REPLACE VIEW joex.pool_steps WITH (security_barrier) AS
+WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
+SELECT s.namespace,  -- text: of the pool; for joex up, its name
+       s.pool,       -- text
+       s.nr,         -- bigint: grows with each step of the pool
+       s.at,         -- timestamptz
+       s.before,     -- integer: executors that took jobs, or were starting
+       s.target,     -- integer: executors that there should be
+       s.ready,      -- integer: executors that took jobs
+       s.draining,   -- integer: executors that only finished theirs
+       s.mode,       -- text: what determined the target: demand, fixed, suspended or deleted
+       s.why,        -- text: the reason of the target, in a sentence
+       s.wanted,     -- integer: the executors that the work alone called for; null: it did not count
+       s.capped_by,  -- text: what kept the target from that: maxReplicas, minReplicas, scaleUp or scaleDown
+       s.runnable,   -- integer: jobs that an executor could have taken, as far as the operator counts
+       s.held,       -- integer: jobs on executors that do not drain
+       s.next_due    -- timestamptz: when the next job with a time was due
+FROM joex_private.pool_step s
+WHERE s.at > clock_timestamp() - interval '1 day' AND (
+    NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
+        SELECT FROM bounds b WHERE b.groups IS NULL AND b.queues IS NULL));

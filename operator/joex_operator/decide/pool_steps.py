@@ -1,0 +1,89 @@
+"""The steps of a pool: its size as it is decided, with the reason in a sentence and the numbers behind it."""
+
+from __future__ import annotations
+
+from joex.store.pools import NewPoolStep
+from joex_operator.api.objects import Pool
+from joex_operator.decide.plan import ObservedPool, Plan, load
+from joex_operator.decide.replicas import draining, ready
+from joex_operator.decide.scaling import Limit, Load, Mode, Sizing, executors_for, most_counted
+
+
+def pool_step(pool: Pool, observed: ObservedPool, plan: Plan) -> NewPoolStep | None:
+    """What a plan makes of a pool; None: the database was away, so neither the demand nor the executors are known."""
+    demand, sizing, found = observed.demand, plan.sizing, load(observed)
+    if demand is None:
+        return None
+    return NewPoolStep(
+        namespace=pool.namespace,
+        pool=pool.name,
+        before=found.takers,
+        target=sizing.target,
+        ready=len(ready(observed.replicas)),
+        draining=len(draining(observed.replicas)),
+        mode=str(sizing.mode),
+        why=_why(pool, sizing, found, demand.runnable),
+        wanted=sizing.wanted,
+        capped_by=None if sizing.limit is None else str(sizing.limit),
+        runnable=demand.runnable,
+        held=found.held,
+        next_due=demand.next_due,
+    )
+
+
+def _why(pool: Pool, sizing: Sizing, found: Load, runnable: int) -> str:
+    match sizing.mode:
+        case Mode.DELETED:
+            return "the pool is being deleted"
+        case Mode.SUSPENDED:
+            return "spec.suspend is set"
+        case Mode.FIXED:
+            return f"spec.replicas is {sizing.target}"
+        case _:
+            parts = [_wanted(pool, sizing, found, runnable), _capped(pool, sizing), _delayed(sizing)]
+            return "; ".join(part for part in parts if part)
+
+
+def _wanted(pool: Pool, sizing: Sizing, found: Load, runnable: int) -> str:
+    """The size that the work calls for."""
+    spec, jobs = pool.spec, runnable + found.held
+    scaling, wanted = spec.scaling, sizing.wanted
+    need = executors_for(spec, jobs) + scaling.idle_reserve
+    slots = f"{_number(spec.pool_size, 'slot')} each"
+    if scaling.target_utilization < 100:  # noqa: PLR2004 - percent
+        slots += f", {scaling.target_utilization} % of them in use"
+    if scaling.idle_reserve:
+        slots += f", {scaling.idle_reserve} in reserve"
+    at_least = "at least " if runnable >= most_counted(spec) else ""
+    text = f"{at_least}{_number(jobs, 'job')} {'waits or runs' if jobs == 1 else 'wait or run'}"
+    text = f"{text}, {slots}: {_number(need, 'executor')}" if jobs or need else text
+    if wanted == need or wanted is None:
+        return text
+    kept = max(need, min(found.takers, executors_for(spec, jobs + found.leaving) + scaling.idle_reserve))
+    if kept == wanted:
+        return f"{text}; no fewer than {wanted} while draining executors run {_number(found.leaving, 'job')}"
+    return f"{text}; {wanted} are within the tolerance"
+
+
+def _capped(pool: Pool, sizing: Sizing) -> str:
+    match sizing.limit:
+        case Limit.MOST:
+            return f"the maximum is {pool.spec.scaling.max_replicas}"
+        case Limit.LEAST:
+            return f"the minimum is {pool.spec.scaling.min_replicas}"
+        case Limit.SCALE_UP | Limit.SCALE_DOWN:
+            return f"the policies of {sizing.limit} allow {sizing.target} for now"
+        case None:
+            return ""
+
+
+def _delayed(sizing: Sizing) -> str:
+    if not sizing.waiting:
+        return ""
+    few = sizing.wanted is not None and sizing.wanted < sizing.target
+    until = "fewer have sufficed" if few else "more have been wanted"
+    return f"{sizing.target} until {until} for the stabilization window"
+
+
+def _number(number: int, word: str) -> str:
+    return f"{number or 'no'} {word}{'s' * (number != 1)}"

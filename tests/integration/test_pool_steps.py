@@ -1,0 +1,106 @@
+"""An operator writes how it sizes its pools, and why; nothing else depends on that."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import asyncpg
+import pytest
+
+from joex.store import pools
+from joex_operator.api.objects import Ref, parse_pool
+from joex_operator.control import step_writer
+from joex_operator.control.database import Databases
+from joex_operator.control.periodic_scheduler import SchedulerService
+from joex_operator.control.pool_reconciler import PoolReconciler
+from joex_operator.local.fleet import ProcessFleet
+from joex_operator.metrics import OperatorMetrics
+from tests.support.waiting import eventually
+from tests.unit.joex_operator.builders import manifest
+
+REF = Ref("JoexPool", "prod", "documents")
+HOW = "the history of pools in"
+
+
+class Operator:
+    """Reconciles one pool, which never has an executor."""
+
+    def __init__(self, url: str) -> None:
+        metrics, nothing = OperatorMetrics(), lambda *_: None
+        output: Any = type("Output", (), {"event": nothing})()
+        start = partial(SchedulerService, worker="me", poll=60.0, metrics=metrics)
+        self.databases = Databases(nothing, migrate=False, start_scheduler=start)
+        fleet = ProcessFleet({}, url, log_format="json", output=output, changed=nothing)
+        self._reconciler = PoolReconciler(fleet, self.databases, metrics, poll=60.0)
+
+    async def reconcile(self, **spec: Any) -> None:
+        await self._reconciler.reconcile(REF, parse_pool(manifest(**{"replicas": 0, **spec})))
+
+
+@pytest.fixture
+async def operators(database_url: str) -> AsyncIterator[Callable[[], Operator]]:
+    """Makes operators on the test's database."""
+    made: list[Operator] = []
+
+    def operator() -> Operator:
+        made.append(Operator(database_url))
+        return made[-1]
+
+    yield operator
+    for one in made:
+        await one.databases.close()
+
+
+async def reasons(connection: asyncpg.Connection) -> list[str]:
+    """The reasons of the pool's steps, the first one first."""
+    return [step.why for step in reversed(await pools.list_steps(connection, "prod", "documents", most=100))]
+
+
+async def test_a_reconcile_writes_a_step_when_the_size_changes_or_its_reason(operators, connection) -> None:
+    operator = operators()
+    for spec in ({}, {}, {"suspend": True}, {"suspend": True}, {"replicas": None}):
+        await operator.reconcile(**spec)
+    assert await reasons(connection) == ["spec.replicas is 0", "spec.suspend is set", "no jobs wait or run"]
+
+
+async def test_of_a_pool_that_rests_an_operator_asks_the_database_once_an_hour(
+    operators, connection, monkeypatch
+) -> None:
+    operator = operators()
+    await operator.reconcile()
+    await connection.execute("DELETE FROM joex_private.pool_step")
+    await operator.reconcile()
+    assert await reasons(connection) == []
+    monkeypatch.setattr(step_writer, "_AGAIN_AFTER", 0.0)
+    await operator.reconcile()
+    assert await reasons(connection) == ["spec.replicas is 0"]
+
+
+async def test_an_operator_that_takes_over_goes_on_where_the_other_has_ended(operators, connection) -> None:
+    for _ in range(2):
+        await operators().reconcile()
+    assert await reasons(connection) == ["spec.replicas is 0"]
+
+
+async def test_a_table_that_is_locked_neither_holds_up_nor_fails_a_reconcile_and_is_told_once(
+    operators, connection, another_connection, monkeypatch, caplog
+) -> None:
+    caplog.set_level(logging.INFO, "joex.operator")
+    operator, other = operators(), await another_connection()
+    async with other.transaction():
+        await other.execute("LOCK TABLE joex_private.pool_step IN ACCESS EXCLUSIVE MODE")
+        await operator.reconcile()
+        monkeypatch.setattr(step_writer, "_WITHIN", 1e9)  # the pause keeps it from asking at all
+        await operator.reconcile(suspend=True)
+        lines = [line for line in caplog.messages if line.startswith(HOW)]
+        assert [line.partition(": ")[2] for line in lines] == ["the database has not answered within 0.5 s"]
+    # (The session that was given up may get its lock yet. The pause is longer than it waits for one.)
+    active = (
+        "SELECT count(*) = 0 FROM pg_stat_activity WHERE query ~ 'note_pool_step' AND state = 'active' AND pid <> $1"
+    )
+    await eventually(lambda: connection.fetchval(active, connection.get_server_pid()))
+    operator._reconciler._steps._pauses.clear()
+    await operator.reconcile(suspend=True)
+    assert (await reasons(connection))[-1] == "spec.suspend is set"
+    assert "works again" in next(line for line in reversed(caplog.messages) if line.startswith(HOW))
