@@ -29,6 +29,7 @@ from joex.core.group_bucket import group_bucket
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
 from joex.store.executors import NewExecutor, register
+from joex.store.pools import NewPoolStep, note_step
 from tests.support import loaded
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
@@ -289,6 +290,34 @@ async def test_reading_commands_print_json_and_nothing_else_on_stdout(joex, clie
     assert [part for part, table in zip(expected, tables, strict=True) if part not in table] == []
 
 
+async def test_it_lists_pools_and_how_they_were_sized_and_why(joex, pool):
+    assert await joex.done("pools") == "no pool had a step within a day"
+    async with pool.acquire() as connection:
+        for namespace, target, why in (("prod", 1, "9 jobs"), ("prod", 2, "38 jobs"), ("test", 0, "\x1b[2Jno jobs")):
+            made = NewPoolStep(namespace, "docs", 0, target, 0, 0, "demand", why, target, None, 9, 0, None)
+            await note_step(connection, made)
+    rows = [line.split() for line in (await joex.done("pools")).splitlines()]
+    assert rows[0] == ["POOL", "AT", "BEFORE", "TARGET", "READY", "DRAINING", "MODE", "WHY"]
+    assert [(row[0], row[2:]) for row in rows[1:]] == [
+        ("prod/docs", ["0", "2", "0", "0", "demand", "38", "jobs"]),
+        ("test/docs", ["0", "0", "0", "0", "demand", "\\x1b[2Jno", "jobs"]),
+    ]
+    rows = [line.split() for line in (await joex.done("pools", "--steps", "prod/docs", "--since", "1h")).splitlines()]
+    assert [row[1:] for row in rows[1:]] == [f"0 {n} 0 0 demand {why} jobs".split() for n, why in ((2, 38), (1, 9))]
+    assert [(one["nr"], one["target"]) for one in (await joex("pools", "--steps", "prod/docs", "--json")).json] == [
+        (2, 2), (1, 1),
+    ]  # fmt: skip
+    assert [one["namespace"] for one in (await joex("pools", "--json")).json] == ["prod", "test"]
+    one = await joex("pools", "--steps", "prod/docs", "--limit", "1")
+    assert (len(one.out.splitlines()), one.complaint) == (2, "there are more: raise --limit")
+    several = await joex("pools", "--steps", "docs")
+    assert (several.code, several.complaint) == (
+        1, "--steps: several pools have this name: give one of prod/docs, test/docs",
+    )  # fmt: skip
+    none = "the pool test/docs had no step since then"
+    assert await joex.done("pools", "--steps", "test/docs", "--since", "2100-01-01T00:00:00Z") == none
+
+
 async def test_it_says_why_a_job_is_not_running(joex, client):
     await client.submit("t", group="acme")
     job_id = await client.submit("t", group="acme")
@@ -498,6 +527,8 @@ def test_bad_input_is_one_line_that_names_the_mend_and_exit_code_2(monkeypatch, 
         ("submit", "t", "--retries", "-1"): "retries: expected 0 to 1000000; got -1",
         ("retry",): "retry: give either ids of jobs, or --failed",
         ("retry", NOWHERE, "--queue", "q"): "retry: --queue, --group, --task and --most go with --failed",
+        ("pools", "--since", "1h"): "pools: --since goes with --steps",
+        ("pools", "--steps", "docs", "--since", "x"): "--since: expected a duration, such as 1h, or a time",
         ("drain",): "drain: give either an app-id ('joex executors' lists them) or --all",
         ("groups", "set", "g"): "groups set: say what to change: --weight,",
         ("groups", "set", "g", "--max-running", "1", "--no-limit"): "groups set: give --max-running or --no-limit",
@@ -604,6 +635,7 @@ async def test_what_cannot_be_done_is_one_line_and_exit_code_1(joex, client):
         ("periodic", "enable", "x"): no_task,
         ("periodic", "disable", "x"): no_task,
         ("periodic", "run-now", "x"): no_task,
+        ("pools", "--steps", "none"): "no pool 'none' had a step within a day; 'joex pools' lists them",
         ("drain", "nobody"): "no living executor has the app-id 'nobody'; 'joex executors' lists them",
         ("stats", "--database-url", "postgresql://127.0.0.1:1/d"): refused,
         ("executor", "--app", "tasks:app", "--database-url", "postgresql://127.0.0.1:1/d"): refused,

@@ -224,6 +224,17 @@ async def test_a_pool_grows_from_zero_to_its_most_and_back(up, client, effects, 
         lambda: database.fetchval("SELECT count(*) = 0 FROM joex_private.retired"), why="the names are free again"
     )
 
+    def steps() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(joex(up.environment, "pools", "--steps", "here/docs", "--json").stdout)
+        return found[::-1]
+
+    ends = (0, 0, 0)
+    sizes = ("before", "target", "draining")
+    await eventually(lambda: tuple(steps()[-1][name] for name in sizes) == ends, why="the last step is at zero")
+    largest = next(step for step in steps() if step["target"] == 3)
+    assert (largest["before"], largest["wanted"], largest["capped_by"]) == (0, 5, "maxReplicas")
+    assert largest["why"] == "5 jobs wait or run, 1 slot each: 5 executors; the maximum is 3"
+
 
 async def test_an_idle_executor_leaves_and_a_busy_one_stays(up, client, effects, database):
     await up.write(pool()).start()

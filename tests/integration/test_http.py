@@ -29,13 +29,14 @@ from joex.http.api import LARGEST_BODY, create_api
 from joex.http.caller import Needs
 from joex.http.listening import listen
 from joex.http.server import serve
-from joex.store import executors, runs
+from joex.store import executors, pools, runs
 from tests.support.waiting import PATIENCE, eventually
 
 HERE = "http://127.0.0.1:7878"
 JSON = {"Content-Type": "application/json"}
 NOBODY = uuid4()
 TOKEN = "0123456789abcdef"
+A_POOL = {"namespace": "prod", "pool": "docs"}
 
 
 @dataclass
@@ -512,6 +513,21 @@ async def test_executors_are_listed(http, client):
     assert (listed["app_id"], listed["queues"]) == ("host", ["default"])
 
 
+async def test_pools_are_listed_with_their_last_step_and_each_with_its_steps(http, client):
+    async with client.using() as connection:
+        for target, namespace in ((2, "prod"), (3, "prod"), (4, "test")):
+            step = pools.NewPoolStep(namespace, "docs", 0, target, 0, 0, "demand", "38 jobs", 2, None, 38, 0, None)
+            await pools.note_step(connection, step)
+    listed = (await http.get("/api/v1/pools")).json()["pools"]
+    assert [(one["namespace"], one["pool"], one["target"]) for one in listed] == [
+        ("prod", "docs", 3), ("test", "docs", 4),
+    ]  # fmt: skip
+    answer = (await http.get("/api/v1/pools/prod/docs/steps")).json()["steps"]
+    assert [(one["nr"], one["target"], one["why"]) for one in answer] == [(2, 3, "38 jobs"), (1, 2, "38 jobs")]
+    assert len((await http.get("/api/v1/pools/prod/docs/steps?limit=1")).json()["steps"]) == 1
+    assert (await http.get("/api/v1/pools/prod/others/steps")).json() == {"steps": []}
+
+
 async def test_each_reading_call_is_served_by_a_database_that_allows_no_writing(client, database_url, executor):
     job_id = await client.submit("t", not_before="1h")
     async with client.acquire() as connection:
@@ -525,7 +541,7 @@ async def test_each_reading_call_is_served_by_a_database_that_allows_no_writing(
         assert (await http.post("/api/v1/jobs", json={"task": "t"})).status_code == 503
         paths = (await http.get("/openapi.json")).json()["paths"]
         for path in (path for path, methods in paths.items() if "get" in methods):
-            answer = await http.get(path.format(job_id=job_id, task_id="nightly"))
+            answer = await http.get(path.format(job_id=job_id, task_id="nightly", **A_POOL))
             assert answer.status_code == 200, (path, answer.text)
 
 

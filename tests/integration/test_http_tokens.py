@@ -30,6 +30,7 @@ OWNERS = "0123456789abcdef"
 ELSEWHERE = "http://joex.example.org"
 UNKNOWN = f"joex_{'A' * 43}"
 SECRET = "a secret"
+A_POOL = {"namespace": "prod", "pool": "docs"}
 
 
 class Face:
@@ -234,7 +235,9 @@ async def test_arguments_results_errors_and_logs_are_for_tokens_with_the_scope_p
     job_id = await job_with_secrets(client, connection)
     operations = await every_operation(owner)
     reads: list[tuple[str, str, Any]] = [
-        ("get", path.format(job_id=job_id, task_id="nightly"), None) for method, path in operations if method == "get"
+        ("get", path.format(job_id=job_id, task_id="nightly", **A_POOL), None)
+        for method, path in operations
+        if method == "get"
     ]
     reads += [("post", "/api/v1/keyed/get", {"type": "t", "id": "x"}), ("post", "/api/v1/keyed/list", {"type": "t"})]
     shown: dict[str, set[str]] = {}
@@ -698,7 +701,8 @@ async def test_bound_tokens_are_refused_what_concerns_the_whole_system(http_as, 
     operations = await every_operation(owner)
     of_all = {(method, path) for (method, path), one in operations.items() if one["x-whole-system"]}
     assert of_all == {
-        ("get", "/api/v1/executors"), ("post", "/api/v1/shutdownAndExit"), ("get", "/api/v1/timeouts"),
+        ("get", "/api/v1/executors"), ("get", "/api/v1/pools"), ("get", "/api/v1/pools/{namespace}/{pool}/steps"),
+        ("post", "/api/v1/shutdownAndExit"), ("get", "/api/v1/timeouts"),
         ("post", "/api/v1/timeouts"),
     }  # fmt: skip
     async with http_as(*ALL, **bounds) as http:
@@ -893,7 +897,7 @@ async def test_what_a_token_may_not_see_is_not_even_read(http_as, client, connec
         async with http_as(*scopes) as http:
             paths = [path for method, path in await every_operation(http) if method == "get"]
             for path in paths:
-                await http.get(path.format(job_id=job_id, task_id="nightly"))
+                await http.get(path.format(job_id=job_id, task_id="nightly", **A_POOL))
             for path in ("get", "list"):
                 name = {"type": "t"} | ({"id": "x"} if path == "get" else {})
                 assert (await http.post(f"/api/v1/keyed/{path}", json=name)).status_code == 200

@@ -48,6 +48,7 @@ _COMMANDS = {
     "args": _Place("steer:args", _JOBS),
     "stats": _Place("stats:stats", _QUEUES),
     "executors": _Place("executors:executors", _QUEUES),
+    "pools": _Place("pools:pools", _QUEUES),
     "notify": _Place("executors:notify", _QUEUES),
     "drain": _Place("executors:drain", _QUEUES),
     "audit": _Place("audit:audit", _QUEUES),

@@ -1,4 +1,4 @@
-"""Routes about queues, groups and executors."""
+"""Routes about queues, groups, executors and pools."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from joex.http.errors import problems
 from joex.http.models import GroupBody, Name
 from joex.http.route import Route
 from joex.http.visible import MOST_BYTES, VisibleJob, most_bytes, visible
-from joex.store import executors, stats
+from joex.store import executors, pools, stats
 from joex.store.executors import Executor
 from joex.store.job_logs import LogEntry, latest_log
 from joex.store.jobs import Job
 from joex.store.listing import Filter, list_held, list_jobs, list_queued
+from joex.store.pools import PoolStep
 from joex.store.stats import GroupSetting, GroupStats, QueueStats
 
 routes = APIRouter(route_class=Route, tags=["queues"], responses=problems(503))
@@ -66,6 +67,20 @@ class Executors:
     """The executors."""
 
     executors: list[Executor]
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The pools, each with its last step."""
+
+    pools: list[PoolStep]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSteps:
+    """The steps of a pool, the latest first."""
+
+    steps: list[PoolStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +165,22 @@ async def list_executors(
     """List the executors."""
     async with client.using() as connection:
         return Executors(await executors.list_executors(connection, ended=ended, most=limit))
+
+
+@routes.get("/api/v1/pools", dependencies=[needs(Scope.VIEW, whole_system=True)])
+async def list_pools(client: TheClient, limit: Limit = 1000) -> Pools:
+    """List the pools of the operator and of joex up that had a step within a day, each with its last one."""
+    async with client.using() as connection:
+        return Pools(await pools.list_pools(connection, most=limit))
+
+
+@routes.get("/api/v1/pools/{namespace}/{pool}/steps", dependencies=[needs(Scope.VIEW, whole_system=True)])
+async def list_pool_steps(
+    client: TheClient, namespace: Annotated[Name, Path()], pool: Annotated[Name, Path()], limit: Limit = 100
+) -> PoolSteps:
+    """List how the operator, or joex up, has sized a pool within the last day, and why."""
+    async with client.using() as connection:
+        return PoolSteps(await pools.list_steps(connection, namespace, pool, most=limit))
 
 
 def _with_log(job: Job, logs: Mapping[UUID, list[LogEntry]]) -> JobWithLog:
