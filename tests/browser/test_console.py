@@ -19,7 +19,7 @@ from joex.store import audit, runs, tokens
 from tests.browser.conftest import PHONE, Viewer
 from tests.support.postgres import TestServer
 from tests.support.proxy import Proxy
-from tests.support.shop import executor, finish, take
+from tests.support.shop import executor, finish, size_pool, take
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("shop")
@@ -62,6 +62,38 @@ async def test_a_person_finds_the_tenant_that_waits_and_why_and_what_weight_3_wo
     assert await connection.fetchval("SELECT weight FROM joex.group_stats WHERE grp = 'acme'") == 3
     [act, *_] = await audit.list_acts(connection, None, 1)
     assert (act.act, act.caller, act.group, act.detail) == ("set_group", "owner", "acme", {"weight": 3})
+
+
+async def test_a_pool_shows_its_sizes_and_why_without_javascript(viewer: Viewer) -> None:
+    page = await viewer.open(java_script_enabled=False)
+    await page.get_by_role("link", name="Pools").click()
+    await page.get_by_role("link", name="documents").click()
+    chart = page.get_by_role("img", name="The size of the pool within the last hour")
+    await expect(chart).to_have_accessible_description(re.compile("The target ranged from 1 to 2 executors"))
+    rows = page.locator("tbody tr")
+    await expect(rows).to_have_count(3)
+    await expect(rows.first).to_contain_text("2 → 2")
+    await expect(rows.first).to_contain_text("60 jobs wait or run, 4 slots each: 15 executors; the maximum is 2")
+    await expect(rows.last).to_contain_text("0 → 1")
+    await expect(page.locator(".check")).to_contain_text("joex pools --steps shop/documents --since 1h")
+    await page.get_by_role("link", name="24 hours").click()
+    await expect(page.locator("caption")).to_contain_text("3 steps within the last 24 hours")
+
+
+async def test_a_pool_of_many_steps_and_of_a_hostile_name_is_shown_as_text_on_a_phone(
+    viewer: Viewer, connection: asyncpg.Connection
+) -> None:
+    sizes = [(300 - nr, nr % 7, (nr + 1) % 7, nr % 50) for nr in range(300)]
+    await size_pool(connection, ATTACK, sizes, ATTACK)
+    page = await viewer.open("/pools", viewport=PHONE)
+    await page.get_by_role("link", name=ATTACK[:20]).click()
+    await page.get_by_role("link", name="24 hours").click()
+    await expect(page.locator("tbody tr")).to_have_count(300)
+    await expect(page.locator("h1")).to_contain_text("<script>document.title='owned'</script>")
+    await expect(page.locator("main script, main img")).to_have_count(0)
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    found = await Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
 
 
 async def test_pausing_a_group_shows_at_once_and_can_be_undone_with_the_keyboard(viewer: Viewer) -> None:

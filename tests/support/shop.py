@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,7 +13,7 @@ import asyncpg
 from joex import Client
 from joex.core.job import NewJob, Priority, TakenJob
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, runs
+from joex.store import executors, jobs, pools, runs
 from joex.store.executors import NewExecutor
 
 LIBRARY, OTHERS = "acme", ("globex", "initech", "hooli", "umbrella")
@@ -50,6 +51,32 @@ async def take(
 async def finish(connection: asyncpg.Connection, taken: list[TakenJob], state: str, **more: Any) -> None:
     """End runs."""
     await runs.finish_many(connection, [runs.EndedRun(job.id, job.lock_id, state, **more) for job in taken])
+
+
+async def size_pool(
+    connection: asyncpg.Connection, pool: str, sizes: Sequence[tuple[float, int, int, int]], namespace: str = "shop"
+) -> None:
+    """Let an operator have sized a pool: so many minutes ago, from so many executors to so many, for so many jobs."""
+    for minutes, before, target, runnable in sizes:
+        wanted = -(-runnable // SLOTS)
+        why = f"{runnable} jobs wait or run, {SLOTS} slots each: {wanted} executors"
+        capped = "maxReplicas" if wanted > target else None
+        if capped:
+            why = f"{why}; the maximum is {target}"
+        step = pools.NewPoolStep(
+            namespace, pool, before, target, before, 0, "demand", why, wanted, capped, runnable, before * SLOTS, None
+        )
+        assert await pools.note_step(connection, step)
+        await connection.execute(
+            """
+            UPDATE joex_private.pool_step SET at = clock_timestamp() - make_interval(secs => $3)
+            WHERE (namespace, pool) = ($1, $2) AND nr = (
+                SELECT max(nr) FROM joex_private.pool_step WHERE (namespace, pool) = ($1, $2))
+            """,
+            namespace,
+            pool,
+            minutes * 60.0,
+        )
 
 
 async def open_the_shop(client: Client, connection: asyncpg.Connection) -> dict[str, UUID]:
@@ -101,6 +128,7 @@ async def open_the_shop(client: Client, connection: asyncpg.Connection) -> dict[
     )
     ids["waiting"] = await client.submit("documents.parse", group=LIBRARY, subject="the last scan", submitter="ann")
     await client.periodic.put("nightly-report", "report.make", "Mon..Fri 08:00", zone="Europe/Zurich", group="globex")
+    await size_pool(connection, "documents", [(50, 0, 1, 3), (40, 1, 2, 30), (12, 2, 2, 60)])
     job = await jobs.get_job(connection, ids["waiting"])
     assert job is not None
     assert job.state == "waiting"

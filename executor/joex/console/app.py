@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from joex.client.client import Client
-from joex.console import executors, jobs, periodic, queues, session, simulate
+from joex.console import executors, jobs, periodic, pools, queues, session, simulate
 from joex.console.acts import BulkActs
 from joex.console.calls import Console, Needs
 from joex.console.sign_in import Access, Callers, SignIn
@@ -23,7 +23,9 @@ from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
 from joex.http.errors import RETRY_AFTER
 from joex.http.tokens import Tokens
 
-ROUTERS = (queues.routes, jobs.routes, executors.routes, periodic.routes, simulate.routes, session.routes)
+ROUTERS = (
+    queues.routes, jobs.routes, executors.routes, pools.routes, periodic.routes, simulate.routes, session.routes,
+)  # fmt: skip
 
 
 def create_console(client: Client, access: Access | None = None) -> FastAPI:
