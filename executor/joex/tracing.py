@@ -86,6 +86,16 @@ def receiving(trace_context: str | None) -> Iterator[None]:
         _received.reset(token)
 
 
+def flush() -> None:
+    """Export the spans that the provider of traces has kept for a batch."""
+    if is_on():
+        from opentelemetry import trace  # noqa: PLC0415 - see above
+
+        force_flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+        if force_flush is not None:
+            force_flush()
+
+
 def record_error(error: BaseException) -> None:
     """Note an exception in the span of the run whose code has raised it."""
     if is_on():

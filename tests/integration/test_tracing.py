@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -25,6 +27,8 @@ from joex.http.api import create_api
 from joex.observe.spans import Spans
 from tests.integration.test_http import Executor, browse, page
 from tests.support.processes_inside import Inside, executor_inside
+from tests.support.traced_process_tasks import SPANS, traced
+from tests.support.traced_process_tasks import app as process_app
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 Finished = Callable[[str], list[ReadableSpan]]
@@ -344,6 +348,23 @@ async def test_the_exception_of_a_run_goes_to_the_logger_of_runs(
     assert record.getMessage() == "task fail.once failed in attempt 1"
     assert record.exc_info is not None
     assert record.exc_info[0] is LookupError
+
+
+async def test_the_spans_of_a_process_are_below_its_run_and_exported_when_it_ends(
+    finished: Finished, client: joex.Client, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch processor exports from a thread, which is none that the run has left: the process is used again."""
+    monkeypatch.setenv(SPANS, str(tmp_path / "spans"))
+    server = [sys.executable, "-m", "joex.cli.process_server", "tests.support.traced_process_tasks:app"]
+    async with traced_executor(process_app, database_url, process_server=server) as inside:
+        ids = []
+        for _ in range(2):
+            ids.append(await client.submit("trace"))
+            await inside.ended(ids[-1])
+    first, second = [await traced.result(client, job_id) for job_id in ids]
+    assert first == second
+    said = (tmp_path / "spans").read_text().splitlines()
+    assert sorted(said) == sorted(f"{run.context.trace_id} {run.context.span_id}" for run in finished("run trace"))
 
 
 async def test_neither_a_broken_span_processor_nor_a_broken_handler_keeps_a_job_from_its_end(

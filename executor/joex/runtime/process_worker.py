@@ -32,7 +32,7 @@ from joex.store.connection import BREAKS, drop
 from joex.store.database import connect
 from joex.store.statement import Connection
 from joex.task import App, Task
-from joex.tracing import go_on_in
+from joex.tracing import flush, go_on_in
 
 if sys.platform == "win32":
     raise ImportError("Windows can't fork")
@@ -64,6 +64,7 @@ class Worker:
         self._is_asked_to_end = self._is_fork = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
         surroundings = _Surroundings()
+        threads = set(threading.enumerate())  # OpenTelemetry starts its own anew in each fork
         # (Python forgets a signal that reaches a fork before it has begun.)
         os.register_at_fork(
             before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGTERM]),
@@ -78,8 +79,10 @@ class Worker:
                     return
                 is_exhausted = said.pop("is_exhausted", False)
                 said["run"] = message["job"][1]
-                said["is_clean"] = surroundings.are_restored() and not is_exhausted and not _has_left_something()
+                said["is_clean"] = surroundings.are_restored() and not is_exhausted and not _has_left_something(threads)
                 self._channel.send(said)
+        with suppress(_AskedToEnd, Exception):
+            flush()
 
     def _be_a_fork(self) -> None:
         """The code of a run has forked this process: it ends where that code ends, and at SIGTERM, as everywhere."""
@@ -270,9 +273,9 @@ class _Surroundings:
         return True
 
 
-def _has_left_something() -> bool:
+def _has_left_something(threads: set[threading.Thread]) -> bool:
     """Whether the run has left threads, or processes: they would go on beside the next run, and belong to this one."""
-    if threading.active_count() > 1:
+    if not threads.issuperset(threading.enumerate()):
         return True
     keeper = os.getppid()
     with suppress(OSError):

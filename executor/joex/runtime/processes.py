@@ -141,6 +141,7 @@ class Processes:
     async def close(self) -> None:
         """End all processes."""
         self._first.cancel()
+        await asyncio.gather(*(process.end(GRACE) for process in self._idle))
         for process in self._idle:
             process.close()
         if self._control is not None:
@@ -356,7 +357,7 @@ class _Process:
         end = await self._end_of(talk, grace)
         self._runs += 1
         if not end.get("is_clean") or (task.max_tasks is not None and self._runs >= task.max_tasks):
-            await self.end(0)
+            await self.end(grace)
         else:
             if task.exclusive:
                 self._order(GO_ON)
