@@ -309,7 +309,7 @@ def spoil(ctx: joex.Context, folder: Path, how: str) -> None:
             if how == "end":  # of the next run
                 os.write(number, packed({"end": "returned", "result": '"forged"', "is_clean": True}))
             elif how == "junk":
-                os.write(number, b"junk" * 1000)
+                os.write(number, b"junk\x00\x00\x00\x02{}" * 400)  # all but the mark
             else:  # a mark, and a size that is none
                 os.write(number, b"joex\xff\xff\xff\xff")
         except OSError:
