@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from joex.runtime.lease import EXIT_CODE
+from joex.store import pools
 from tests.support.apps import AnyClient, Effects
 from tests.support.clock import make_settable, step
 from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
@@ -46,6 +47,23 @@ async def test_a_task_that_blocks_the_loop_for_longer_than_the_lease_does_not_en
     assert await connection.fetchval("SELECT count(*) FROM joex_private.executor") == 2
     assert first.is_alive
     assert second.is_alive
+
+
+async def test_no_job_is_left_to_an_executor_whose_loop_is_blocked(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    """Its heartbeats go on, and it has a free slot; the other one is spare."""
+    asleep = "SELECT count(*) = 2 FROM joex_private.executor WHERE asleep_since IS NOT NULL"
+    await executors.start_all("blocked", "spare")
+    await eventually(lambda: connection.fetchval(asleep))
+    assert await pools.mark_spare(connection, "spare", spare=True)
+    blocking = await client.submit("hold.loop", {"flag": "go"})
+    await effects.begun(blocking)
+    waiting = await client.submit("effect")
+    assert await effects.all_finished([waiting]) == {"success": 1}
+    assert [(await client.get(job_id)).app_id for job_id in (blocking, waiting)] == ["blocked", "spare"]
+    await effects.flag("go")
+    await eventually(lambda: connection.fetchval(asleep), why="submissions wake it again")
 
 
 async def test_a_paused_executor_loses_its_jobs_and_does_not_finish_them_when_it_goes_on(

@@ -72,6 +72,7 @@ class Chores:
         self._failing: set[Callable[[Any], Awaitable[bool]]] = set()  # the chores whose last try failed
         self._beaten = asyncio.Event()
         self._to_check = asyncio.Event()
+        self._unheard = 0  # looks that found work, of which the executor's loop has yet to hear
         self._rescued: Counter[tuple[str, int]] = Counter()  # each call rescues a part; one event sums up an executor
 
     def has_beaten(self) -> None:
@@ -143,8 +144,19 @@ class Chores:
 
     async def _look_for_work(self, connection: Any) -> bool:
         if await executors.has_work(connection, list(self._queues)):
-            self._notifier.notify_executor(self._callbacks.on_wake)
+            if self._unheard == 1:
+                # A task blocks the executor's loop, maybe for long: spare executors must not leave jobs to this one.
+                try:
+                    await executors.stand_aside(connection, self._executor, list(self._queues))
+                finally:
+                    self._notifier.notify_executor(self._callbacks.on_aside)
+            self._unheard += 1
+            self._notifier.notify_executor(self._hear_of_work)
         return False
+
+    def _hear_of_work(self) -> None:
+        self._unheard = 0
+        self._callbacks.on_wake()
 
     async def _rescue(self, connection: Any) -> bool:
         found = await executors.rescue(connection, self._observed.marks, self._most_losses)

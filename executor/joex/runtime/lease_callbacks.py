@@ -20,6 +20,9 @@ class LeaseCallbacks(Protocol):
     def on_wake(self) -> None:
         """Look for work: there may be some."""
 
+    def on_aside(self) -> None:
+        """Fall asleep anew: this loop was blocked, so submissions have woken others meanwhile."""
+
     def on_reconnect(self) -> None:
         """Look for jobs that the database believes to run here: it may be another server than before."""
 

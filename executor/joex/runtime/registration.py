@@ -249,6 +249,10 @@ class Registration:
         """Look for work."""
         self.taker.wake()
 
+    def on_aside(self) -> None:
+        """Look for work, and fall asleep anew."""
+        self.taker.fall_asleep_anew()
+
     def on_reconnect(self) -> None:
         """Give back the jobs of runs that have ended: a standby that was promoted may lack their ends."""
         self.taker.doubt()

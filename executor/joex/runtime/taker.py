@@ -71,6 +71,11 @@ class Taker:
         """Take again soon: a slot is free, a job came, or the lease is trusted again."""
         self._wakeup.set()
 
+    def fall_asleep_anew(self) -> None:
+        """Take again soon, and announce it if there is nothing: this executor is on the list of sleepers no longer."""
+        self._is_declared = False
+        self.wake()
+
     def doubt(self) -> None:
         """Look for jobs that the database believes to run here, and give them back, for a while."""
         self._unknown_until = asyncio.get_running_loop().time() + _DELIVERED_WITHIN
@@ -171,8 +176,8 @@ class Taker:
     async def _found_less(self, connection: Any) -> float:
         """There was less work than free slots; returns for how long to sleep."""
         if self._listens and not self._is_declared:
+            self._is_declared = True  # (first: it may be off the list again before the answer is here)
             self._recheck = await announce(connection, executors.fall_asleep(connection, self._executor))
-            self._is_declared = True
             return 0  # and take once more
         return await self._until_due(connection)
 

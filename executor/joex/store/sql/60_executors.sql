@@ -291,8 +291,8 @@ CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void L
 SET search_path = pg_catalog, pg_temp AS $$
     UPDATE joex_private.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
 
--- An executor that runs a suspect takes nothing until the suspect has ended, though it has free slots: submissions do not wake it, and the
--- jobs that wait wake other executors.
+-- An executor that runs a suspect takes nothing until the suspect has ended, though it has free slots, and one whose loop a task blocks
+-- takes nothing meanwhile: submissions do not wake it, and the jobs that wait wake other executors.
 CREATE OR REPLACE FUNCTION joex_private.stand_aside(p_id integer, p_queues text[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     UPDATE joex_private.executor SET asleep_since = NULL WHERE id = p_id;
