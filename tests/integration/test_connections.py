@@ -583,6 +583,7 @@ async def session():
         return await connection.fetchval("SELECT pg_backend_pid()")
 
 client, loop = joex.Client(sys.argv[1]), asyncio.new_event_loop()
+loop.run_until_complete(client.wait(uuid.uuid4()))  # its listener lingers
 before = loop.run_until_complete(session())
 child = os.fork()
 if child == 0:
@@ -597,13 +598,14 @@ if child == 0:
     sys.exit()  # ends the interpreter, with all its objects
 assert os.waitpid(child, 0)[1] == 0
 assert loop.run_until_complete(session()) == before
+loop.run_until_complete(client.wait(uuid.uuid4()))
 loop.run_until_complete(client.close())
 """
 
 
 def test_a_forked_process_leaves_the_connections_of_its_parent_alone(database_url):
     done = subprocess.run([sys.executable, "-c", FORKS, database_url], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr  # (asyncio warns there of the listener that lingered at the fork)
 
 
 async def test_another_event_loop_leaves_them_alone_too_until_the_client_is_closed(database_url):

@@ -34,7 +34,6 @@ class Connections(PatientConnections):
         patience: seconds for which calls wait for a database that is away.
 
     Attributes:
-        watcher: waits for changes of jobs, and for events.
         accept_waiters: the workers that wait for work.
     """
 
@@ -45,8 +44,14 @@ class Connections(PatientConnections):
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
         self._cache: ConnectionCache | None = None
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
-        self.watcher: Watcher = Watcher(self._borrow)
+        self._watcher = Watcher(self._borrow)
         self.accept_waiters: AcceptWaiters = AcceptWaiters(self._borrow)
+
+    @property
+    def watcher(self) -> Watcher:
+        """Waits for changes of jobs, and for events. Raises as `open`."""
+        self._stay_at_home()
+        return self._watcher
 
     async def open(self) -> asyncpg.Pool[Any]:
         """The pool, opened at first use.
@@ -54,6 +59,7 @@ class Connections(PatientConnections):
         Raises:
             ConfigError: another process or event loop has used it, whose connections this one must leave alone.
         """
+        self._home = self._home or _here()
         self._stay_at_home()
         if self._pool is None:
             if self._url is None:
@@ -63,10 +69,9 @@ class Connections(PatientConnections):
 
     async def close(self) -> None:
         """End all waits, and close the pool if the client opened it. Raises as `open`."""
-        if self._home is not None:
-            self._stay_at_home()
+        self._stay_at_home()
         self._closed += 1
-        await self.watcher.close()
+        await self._watcher.close()
         await self.accept_waiters.close()
         self._home = None
         if self._url is not None and self._pool is not None:
@@ -105,9 +110,7 @@ class Connections(PatientConnections):
                     await reset(used)
 
     def _stay_at_home(self) -> None:
-        here = os.getpid(), asyncio.get_running_loop()
-        self._home = self._home or here
-        if self._home != here:
+        if self._home is not None and self._home != _here():
             raise ConfigError(
                 "client: expected the process and the event loop that used it first: make a joex.Client for each of "
                 "them, or use joex.sync.Client, which all threads and forked processes may share"
@@ -129,6 +132,10 @@ class Connections(PatientConnections):
     async def _borrow(self) -> AsyncIterator[Connection]:
         async with borrowed(await self.open()) as connection:
             yield connection
+
+
+def _here() -> tuple[int, asyncio.AbstractEventLoop]:
+    return os.getpid(), asyncio.get_running_loop()
 
 
 class _Using:
