@@ -91,6 +91,8 @@ CALLS = {
     "place": "joex_private.place('key', 'a')",
     "must_be_own_id": "joex_private.must_be_own_id('{submit}', 'default', 'a', 'a/b')",
     "must_be_accepted": "joex_private.must_be_accepted('default', 'a')",
+    "another_can_take": "joex_private.another_can_take('default')",
+    "mark_spare": "joex_private.mark_spare('a/b', true)",
     "must_have_room": "joex_private.must_have_room('default', 'a', 0)",
     "refuse_without_key": None,  # it only raises
     "functions_of_scopes": "* FROM joex_private.functions_of_scopes()",
