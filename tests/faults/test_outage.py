@@ -19,6 +19,7 @@ from tests.support.apps import TROUBLE, AnyClient, Effects
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import TestServer
 from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
+from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 _INTERRUPTS = "interrupting all runs"
@@ -267,3 +268,20 @@ async def _renew(effects: Effects, processes: list[ExecutorProcess]) -> None:
         await eventually(enough, why="the executors renew their leases")
     finally:
         await connection.close()
+
+
+async def test_an_executor_that_drains_while_the_database_is_away_says_so_when_it_is_back(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy, connection: asyncpg.Connection
+) -> None:
+    """Until then spare executors leave jobs to it, because it has a free slot."""
+    executor = await executors.start("one", url=proxy.url)
+    job_id = await client.submit("hold", {"flag": "go"})
+    await effects.begun(job_id)
+    await proxy.refuse()
+    await proxy.cut()
+    executor.terminate()
+    await eventually(lambda: "draining" in executor.log)
+    await proxy.accept()
+    await eventually(lambda: connection.fetchval("SELECT draining FROM joex_private.executor WHERE app_id = 'one'"))
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}

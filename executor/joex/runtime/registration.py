@@ -188,19 +188,31 @@ class Registration:
         resources = self._resources
         await first_of(resources.asked_to_drain.wait(), self._ended.wait())
         await self.taker.stop()
-        if self.runner.runs:
-            with suppress(JoexError, OSError):  # only shown to users: no code depends on it
-                async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
-                    await executors.show_drain(connection, self._id)
         self.runner.give_back_unstarted()  # the jobs of a take at the last moment
         limit = resources.settings.drain_timeout
-        patience = wait_for(resources.asked_to_stop, None if limit is None else limit.total_seconds())
-        # Ended runs may still wait for the database to store them, but no longer than runs may go on without it.
-        await first_of(patience, self._ended.wait(), self._until_idle(), self.keeper.until_over())
+        if self.runner.runs:
+            patience = wait_for(resources.asked_to_stop, None if limit is None else limit.total_seconds())
+            # Ended runs may still wait for the database to store them, but no longer than runs may go on without it.
+            over = self.keeper.until_over()
+            await first_of(patience, self._ended.wait(), self._until_idle(), over, self._show_drain_until_ended())
         if self.runner.runs:
             self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._until_idle(), _GRACE)
+
+    async def _show_drain_until_ended(self) -> None:
+        """Say that this executor drains: until then, submissions wake it, and spare executors leave jobs to it."""
+        trouble = Trouble("drain", self._emit)
+        while True:
+            try:
+                async with borrowed(self._pool) as connection:
+                    await executors.show_drain(connection, self._id)
+            except (JoexError, OSError) as error:
+                await asyncio.sleep(trouble.failed(error))
+            else:
+                trouble.over()
+                await self._ended.wait()
+                return
 
     async def _leave(self) -> bool:
         """Exit normally. True: drained. False: the lease had ended."""

@@ -273,7 +273,7 @@ async def drain(connection: Connection, app_id: str | None) -> list[str]:
 
 
 async def show_drain(connection: Connection, executor: int) -> None:
-    """Mark this executor as draining, for users to see."""
+    """Mark this executor as draining: submissions do not wake it, and others leave no job to it."""
     with translated():
         await connection.execute(_SHOW_DRAIN, executor)
 
