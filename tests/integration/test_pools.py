@@ -98,7 +98,20 @@ class TestSpareExecutors:
         assert await bench.take(one) == []
         assert len(await bench.take(another)) == 1
 
-    async def test_it_wakes_the_one_to_which_it_leaves_a_job(self, bench, another_connection) -> None:
+    async def test_a_mark_passes_on_the_wake_up_that_came_before_it(self, bench, another_connection) -> None:
+        one, another = await bench.executor("p/a-0"), await bench.executor("p/a-1")
+        for executor in (another, one):
+            await executors.fall_asleep(bench.connection, executor)
+        heard: list[str] = []
+        listener = await another_connection()
+        await listener.add_listener("joex_wake", lambda *message: heard.append(message[-1]))
+        await bench.submit()
+        await pools.mark_spare(bench.connection, "p/a-0", spare=True)
+        await eventually(lambda: len(heard) == 2, why="two notifications")
+        named = [json.loads(message)["executors"] for message in heard]
+        assert [ids[0] for ids in named] == [one, another]
+
+    async def test_it_wakes_the_one_to_which_it_leaves_a_due_job(self, bench, another_connection) -> None:
         """A run of the spare one failed, and is due again: nobody else has a timer for it, and no submission comes."""
         one, another = await two_of_which_the_first_is_spare(bench)
         await bench.submit()

@@ -723,8 +723,9 @@ BEGIN
             PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
         END IF;
         IF v_executor.spare AND joex_private.another_can_take(v_queue.name) THEN
-            -- (Not each submission has woken it: the job was due again by now, or this executor was marked after it had been woken.)
-            IF joex_private.has_runnable(v_queue.name) THEN
+            -- (A timer of this executor may have found the job due, and no other one has that timer. What waits anyway, as the jobs of
+            -- a paused group do, wakes nobody: each heartbeat of each spare executor looks for work.)
+            IF v_queue.due_at <= v_now AND joex_private.has_runnable(v_queue.name) THEN
                 PERFORM joex_private.wake(v_queue.name, 1);
             END IF;
             CONTINUE;

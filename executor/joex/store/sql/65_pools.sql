@@ -48,7 +48,7 @@ BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.mark_spare');
     UPDATE joex_private.executor e SET spare = p_spare WHERE e.app_id = p_app_id AND e.left_at IS NULL AND e.spare <> p_spare
     RETURNING e.queues INTO v_queues;
-    IF FOUND AND NOT p_spare THEN   -- (what it has left to an executor that is gone since)
+    IF FOUND THEN   -- (for what it has left to an executor that is gone since, or what it was woken for before it was marked)
         PERFORM joex_private.wake(q.name, 2) FROM unnest(v_queues) q(name) WHERE joex_private.has_runnable(q.name);
     END IF;
     RETURN v_queues IS NOT NULL;
