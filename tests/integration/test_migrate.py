@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from asyncpg.connection import LoggedQuery
 
 from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
 from joex.store import migrate as module
@@ -96,6 +97,31 @@ async def test_eight_processes_may_migrate_at_once_and_one_of_them_does(empty_da
     finally:
         for connection in connections:
             await connection.close()
+
+
+async def test_a_migration_that_waits_for_another_one_that_makes_the_schema_tells_nothing(empty_database_url):
+    first, second = await connect(empty_database_url), await connect(empty_database_url)
+    told: list[str] = []
+    looks: asyncio.Queue[str] = asyncio.Queue()
+
+    def note(record: LoggedQuery) -> None:
+        if "pg_locks" in record.query:
+            looks.put_nowait(record.query)
+
+    second.add_query_logger(note)
+    try:
+        making = first.transaction()
+        await making.start()
+        await first.execute("CREATE SCHEMA joex_private")
+        at_work = asyncio.create_task(migrate(second, patience=3600, tell=told.append))
+        for _ in range(2):
+            await asyncio.wait_for(looks.get(), 30)
+        await making.rollback()
+        assert len(await asyncio.wait_for(at_work, 60)) == NEWEST
+        assert told == []
+    finally:
+        await first.close()
+        await second.close()
 
 
 async def test_each_definition_is_one_statement(connection):

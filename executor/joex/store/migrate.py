@@ -151,7 +151,7 @@ async def migrate(
     Args:
         connection: in no transaction.
         patience: seconds for which it retries while other transactions are in the way.
-        tell: gets a line that names these transactions, each time that they change.
+        tell: gets a line that names these transactions, each time that they change, if they can be named.
 
     Raises:
         SchemaError: the database has the schema of a newer version.
@@ -168,16 +168,14 @@ async def migrate(
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 rows = await connection.fetch(_IN_THE_WAY)
             is_long = not all(row["is_client"] for row in rows)
-            line = (
-                ", ".join(f"{row['what']}{_since(row['since'])})" for row in rows)
-                or "a transaction that makes it, or has ended"
-            )
+            line = ", ".join(f"{row['what']}{_since(row['since'])})" for row in rows)
             if time.monotonic() >= until:
                 raise DatabaseUnavailable(
-                    f"the schema can't be changed while other transactions use it: {line}; nothing was done: "
+                    "the schema can't be changed while other transactions use it: "
+                    f"{line or 'a transaction that makes it, or has ended'}; nothing was done: "
                     "end them (pg_terminate_backend), or try again later"
                 )
-            if line != told:
+            if line not in ("", told):  # (two commands that begin on an empty database are nothing to tell)
                 told = line
                 tell(f"waiting for other transactions that use the schema: {line}")
             await asyncio.sleep(_PAUSE * (3 if is_long else 1))
