@@ -14,6 +14,7 @@ from joex import App
 from joex.config import Settings
 from joex.http.api import create_api
 from joex.runtime.executor import Executor
+from tests.support.asgi import transport
 from tests.support.commands import done, running, started
 from tests.support.waiting import eventually
 
@@ -175,9 +176,8 @@ async def test_the_sql_of_the_page_does_what_it_says(connection, client):
 
 async def test_the_calls_of_the_page_do_what_it_says(client):
     api = create_api(Settings(), client, Executor(App(), Settings(), ""), lambda: (b"", "text/plain"))
-    transport = httpx.ASGITransport(api, client=("127.0.0.1", 1234))
     answers = []
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7878") as http:
+    async with httpx.AsyncClient(transport=transport(api), base_url="http://127.0.0.1:7878") as http:
         for call in HTTP.splitlines():
             method, path, body = [*call.split(" ", 2), ""][:3]
             headers = {"Content-Type": "application/json"} if body else {}

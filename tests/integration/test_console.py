@@ -25,6 +25,7 @@ from joex.errors import DatabaseUnavailable, InvalidJob
 from joex.store import audit, stats, tokens
 from joex.store.database import connect
 from joex.store.listing import Filter, Search, list_jobs, search_jobs
+from tests.support.asgi import transport
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, open_the_shop, size_pool, take
 from tests.support.waiting import eventually
@@ -41,10 +42,10 @@ async def browse(client: Client) -> AsyncIterator[Open]:
     made: list[httpx.AsyncClient] = []
 
     def browse(
-        address: str = "127.0.0.1", host: str = "localhost", app: Any = None, **access: Any
+        address: str = "127.0.0.1", host: str = "localhost", app: Any = None, uid: int = 0, **access: Any
     ) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app or create_console(client, Access(**access)), client=(address, 4711))
-        made.append(httpx.AsyncClient(transport=transport, base_url=f"http://{host}"))
+        console = transport(app or create_console(client, Access(**access)), address, uid=uid)
+        made.append(httpx.AsyncClient(transport=console, base_url=f"http://{host}"))
         return made[-1]
 
     yield browse
@@ -68,6 +69,7 @@ async def test_a_browser_on_this_machine_needs_no_sign_in_and_all_others_do(brow
     assert (await browse().get("/")).status_code == 200
     for other in (
         browse("10.0.0.9"),
+        browse(uid=65533),
         browse(host="rebound.example"),
         browse(token=OWNERS),
         browse(proxies=[ip_network("10.1.0.0/16")]),

@@ -30,6 +30,7 @@ from joex.http.caller import Needs
 from joex.http.listening import listen
 from joex.http.server import serve
 from joex.store import executors, pools, runs
+from tests.support.asgi import transport
 from tests.support.waiting import PATIENCE, eventually
 
 HERE = "http://127.0.0.1:7878"
@@ -72,8 +73,7 @@ def executor():
 
 
 def browse(api: Any, *, caller: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(api, client=(caller, 1234))
-    return httpx.AsyncClient(transport=transport, **{"base_url": HERE, **options})
+    return httpx.AsyncClient(transport=transport(api, caller), **{"base_url": HERE, **options})
 
 
 @pytest.fixture
@@ -883,8 +883,7 @@ async def test_an_error_of_ours_is_told_as_one(nowhere, executor):
         raise ZeroDivisionError
 
     api = create_api(Settings(), nowhere, executor, broken)
-    transport = httpx.ASGITransport(api, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url=HERE) as http:
+    async with httpx.AsyncClient(transport=transport(api, raise_app_exceptions=False), base_url=HERE) as http:
         answer = await http.get("/metrics")
     assert (answer.status_code, list(answer.json())) == (500, ["detail"])
 

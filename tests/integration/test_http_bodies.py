@@ -10,6 +10,7 @@ import pytest
 from joex.config import Settings
 from joex.http import route
 from joex.http.api import create_api
+from tests.support.asgi import transport
 from tests.support.waiting import PATIENCE, eventually
 
 LIMIT = 1_000_000
@@ -35,9 +36,7 @@ class Face:
 @pytest.fixture
 async def http(client):
     api = create_api(Settings(), client, Face(), lambda: (b"", "text/plain"))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(api), base_url="http://127.0.0.1:7878", headers=JSON
-    ) as http:
+    async with httpx.AsyncClient(transport=transport(api), base_url="http://127.0.0.1:7878", headers=JSON) as http:
         yield http
 
 

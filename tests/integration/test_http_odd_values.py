@@ -19,6 +19,7 @@ from joex import Client
 from joex.config import Settings
 from joex.http.api import create_api
 from joex.runtime.executor import Executor
+from tests.support.asgi import transport
 
 ID = "019f0000-0000-7000-8000-000000000000"
 VALID = {"job": ID, "lock_id": ID, "type": "t", "id": 1, "task": "t", "timer": "Mon", "event": "Mon", "priority": "low"}
@@ -43,9 +44,9 @@ _NAMES_A_FIELD = re.compile(r"[\w.\[\]]+: |(timer|time zone)\b")
 async def test_every_odd_value_is_served_or_refused_by_the_name_of_its_field(client: Client) -> None:
     executor: Any = Executor(joex.App(), Settings(), "")
     api = create_api(Settings(), client, executor, lambda: (b"", "text/plain"))
-    transport = httpx.ASGITransport(api, client=("127.0.0.1", 1234), raise_app_exceptions=False)
+    local = transport(api, raise_app_exceptions=False)
     wrong = []
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as http:
+    async with httpx.AsyncClient(transport=local, base_url="http://127.0.0.1", timeout=60) as http:
         for method, url, content in calls(api.openapi()):
             headers = {} if content is None else {"Content-Type": "application/json"}
             answer = await http.request(method, url, content=content, headers=headers)

@@ -30,6 +30,7 @@ from joex.observe.metrics import Metrics
 from joex.runtime.executor import Executor
 from tests.support import schemathesis_hooks
 from tests.support.apps import AnyClient
+from tests.support.asgi import transport
 from tests.support.processes_inside import LONG, Inside, executor_inside
 
 TOKEN = "0123456789abcdef"
@@ -170,8 +171,7 @@ async def test_only_probes_and_metrics_are_served_to_every_caller(app, token, ca
     async with Client("postgresql://nobody@127.0.0.1:1/nothing") as nowhere:
         face: Any = Face(Executor(app, Settings(), ""))
         api = create_api(Settings(api_token=token), nowhere, face, lambda: (b"", "text/plain"))
-        transport = httpx.ASGITransport(api, client=(caller[0], 1234))
-        async with httpx.AsyncClient(transport=transport, base_url=caller[1], headers=headers) as http:
+        async with httpx.AsyncClient(transport=transport(api, caller[0]), base_url=caller[1], headers=headers) as http:
             for method, path in {*every_route(api.routes), ("GET", "/no/such/route"), ("POST", "/metrics")}:
                 answer = await http.request(method, path)
                 refused = answer.status_code if answer.status_code in (401, 403) else None
@@ -200,8 +200,7 @@ async def test_each_route_refuses_a_parameter_that_it_does_not_have_and_names_th
     async with Client("postgresql://nobody@127.0.0.1:1/nothing") as nowhere:
         face = Face(Executor(app, Settings(), ""))
         api = create_api(Settings(), nowhere, face, lambda: (b"", "text/plain"))
-        transport = httpx.ASGITransport(api, client=("127.0.0.1", 1234))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        async with httpx.AsyncClient(transport=transport(api), base_url="http://127.0.0.1") as http:
             paths = (await http.get("/openapi.json")).json()["paths"]
             for path, methods in paths.items():
                 for method, operation in methods.items():

@@ -24,6 +24,7 @@ from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, needs, needs_of
 from joex.http.tokens import KEPT_FOR, Tokens
 from joex.store import audit, runs, tokens
+from tests.support.asgi import transport
 from tests.support.waiting import eventually
 
 OWNERS = "0123456789abcdef"
@@ -65,8 +66,7 @@ def application(client: Client, face: Face) -> Any:
 
 def browse(api: Any, token: str | None, *, caller: str = "10.1.2.3", base_url: str = ELSEWHERE) -> httpx.AsyncClient:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    transport = httpx.ASGITransport(api, client=(caller, 1234))
-    return httpx.AsyncClient(transport=transport, base_url=base_url, headers=headers)
+    return httpx.AsyncClient(transport=transport(api, caller), base_url=base_url, headers=headers)
 
 
 As = Callable[..., Any]

@@ -17,6 +17,7 @@ from joex.config import Settings
 from joex.http.api import create_api
 from joex.http.listening import listen
 from joex.http.server import serve
+from tests.support.asgi import transport
 from tests.support.waiting import eventually
 
 HERE = "http://127.0.0.1:7878"
@@ -46,7 +47,7 @@ def api(client: Client, **settings: Any) -> Any:
 
 
 def browse(api: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(api, client=("127.0.0.1", 1234)), base_url=HERE)
+    return httpx.AsyncClient(transport=transport(api), base_url=HERE)
 
 
 class Calls:

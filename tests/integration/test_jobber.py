@@ -12,6 +12,7 @@ import joex
 from joex import Client
 from joex.config import Settings
 from joex.http.api import create_api
+from tests.support.asgi import transport
 from tests.support.keyed import let_time_out
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
@@ -24,9 +25,7 @@ ANYTHING = [[1, {"a": None}], "a text", 7, 1.5, True, None]
 async def http(client: Client) -> AsyncIterator[httpx.AsyncClient]:
     nothing: Any = None  # these calls need nothing of an executor
     api = create_api(Settings(), client, nothing, lambda: (b"", "text/plain"))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(api, client=("127.0.0.1", 1234)), base_url="http://localhost"
-    ) as http:
+    async with httpx.AsyncClient(transport=transport(api), base_url="http://localhost") as http:
         yield http
 
 

@@ -13,6 +13,7 @@ from joex.config import Settings
 from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from joex.store import stats
+from tests.support.asgi import transport
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -28,8 +29,7 @@ CALLS = {
 @pytest.fixture
 async def http(client: Client) -> AsyncIterator[httpx.AsyncClient]:
     api = create_api(Settings(), client, Executor(App(), Settings(), ""), lambda: (b"", "text/plain"))
-    transport = httpx.ASGITransport(api, client=("127.0.0.1", 1234))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7878") as http:
+    async with httpx.AsyncClient(transport=transport(api), base_url="http://127.0.0.1:7878") as http:
         yield http
 
 

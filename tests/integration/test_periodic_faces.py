@@ -16,6 +16,7 @@ from joex.core.periodic import NewPeriodicTask
 from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from joex.store import periodic
+from tests.support.asgi import transport
 
 MAINTENANCE = "joex.retention"  # each of the tests' databases has this row
 OWNERS = {
@@ -30,8 +31,7 @@ FRIDAY = datetime(2026, 11, 20, 12, tzinfo=UTC)
 @pytest.fixture
 async def http(client: Client) -> AsyncIterator[httpx.AsyncClient]:
     api = create_api(Settings(), client, Executor(App(), Settings(), ""), lambda: (b"", "text/plain"))
-    transport = httpx.ASGITransport(api, client=("127.0.0.1", 1234))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7878") as http:
+    async with httpx.AsyncClient(transport=transport(api), base_url="http://127.0.0.1:7878") as http:
         yield http
 
 

@@ -3,7 +3,8 @@
 A user signs in by one of three ways. A proxy that the settings name has signed the user in, and says who it is in a
 header; the same header from any other address is refused. Or the user gives a token, once, and the browser keeps it in
 a cookie that no script can read and no other site can send. Or the settings name neither a proxy nor an owner's token,
-and the browser runs on the console's own machine: then it needs nothing, like programs that call an executor there.
+and the browser runs on the console's own machine, as its user or as root: then it needs nothing, like programs that
+call an executor there.
 
 A call that changes something must come from a page of the console itself: a browser says so in Sec-Fetch-Site, or in
 Origin.
@@ -101,7 +102,7 @@ class Callers:
             return self._who.user(names[0].strip())
         if token := _token_of(headers):
             return await self.with_token(token)
-        is_here = self._who.is_open_here and why_not_local(scope, headers) is None
+        is_here = self._who.is_open_here and await why_not_local(scope, headers) is None
         return OWNER if is_here else None
 
     async def with_token(self, token: str) -> Caller | None:

@@ -30,11 +30,11 @@ _ABOUT = """
 Submit, manage and read jobs, run jobs in your own programs, and monitor this executor.
 
 A call carries a token: `Authorization: Bearer <token>`. JOEX_API_TOKEN is the owner's token, which may do everything.
-If it is not set, programs on the executor's own machine need no token. `joex tokens create` creates tokens with scopes.
-Each route says which scope it needs; of several, one is enough. Without the scope `payloads`, a token gets no
-arguments, results, errors and messages (they are null), and no logs (they are empty). For a token that is bound to
-groups and queues, only these exist. The executor serves `/healthz`, `/readyz` and `/metrics` to every caller. A refused
-call answers with `{"detail": "why"}`.
+If it is not set, programs on the executor's own machine that run as its user or as root need no token. `joex tokens
+create` creates tokens with scopes. Each route says which scope it needs; of several, one is enough. Without the scope
+`payloads`, a token gets no arguments, results, errors and messages (they are null), and no logs (they are empty). For a
+token that is bound to groups and queues, only these exist. The executor serves `/healthz`, `/readyz` and `/metrics` to
+every caller. A refused call answers with `{"detail": "why"}`.
 """
 
 _ROUTERS = (of_executor.routes, jobs.routes, keyed.routes, workers.routes, queues.routes, periodic.routes)

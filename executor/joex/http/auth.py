@@ -2,9 +2,10 @@
 
 Reads need it too, because jobs carry the data of all tenants. A call that carries a token must carry a valid one: the
 owner's (JOEX_API_TOKEN), or one of the database, whose scopes say what it may do (`joex.http.caller`). A call without a
-token is refused if the owner's is set. If not, the call must come from this machine, and not from a web page in a
-browser here: neither a page of another site (its Origin is not ours), nor one whose name an attacker has pointed to
-this machine (its Host is not a loopback name). Every body must be declared as JSON, which an HTML form can't do.
+token is refused if the owner's is set. If not, the call must come from this machine, from a program of the executor's
+user or of root (`joex.http.peer`), and not from a web page in a browser here: neither a page of another site (its
+Origin is not ours), nor one whose name an attacker has pointed to this machine (its Host is not a loopback name). Every
+body must be declared as JSON, which an HTML form can't do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.http.caller import ASK_AGAIN, OWNER, STATE, Caller
 from joex.http.errors import problem, unavailable
+from joex.http.peer import is_own_user
 from joex.http.tokens import Tokens
 
 PUBLIC = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -42,7 +44,7 @@ class AuthMiddleware:
 
     Args:
         app: serves the other calls; it finds the `Caller` in the state of the request.
-        token: the owner's; None: programs on this machine need none.
+        token: the owner's; None: programs of this process's user on this machine need none.
         tokens: those in the database.
         largest_body: in bytes, of calls that carry payloads of jobs.
     """
@@ -83,7 +85,7 @@ class AuthMiddleware:
             return await self._judge(scope, given.strip())
         if self._token is not None:
             return _unauthorized("this call needs a token: 'Authorization: Bearer ...'")
-        reason = why_not_local(scope, headers)
+        reason = await why_not_local(scope, headers)
         return OWNER if reason is None else problem(403, reason)
 
     async def _judge(self, scope: Scope, token: str) -> Caller | Response:
@@ -135,8 +137,8 @@ def _unauthorized(detail: str) -> Response:
     return problem(401, detail, {"WWW-Authenticate": "Bearer"})
 
 
-def why_not_local(scope: Scope, headers: Headers) -> str | None:
-    """Why a call is not from a program on this machine; None: it is."""
+async def why_not_local(scope: Scope, headers: Headers) -> str | None:
+    """Why a call is not from a program of this process's user, or of root, on this machine; None: it is."""
     client, host = scope.get("client"), headers.get("host", "")
     is_forwarded = any(name in _PROXIED or name.startswith("x-forwarded-") for name in headers)
     if client is None or not _is_loopback(client[0]) or is_forwarded:
@@ -148,6 +150,8 @@ def why_not_local(scope: Scope, headers: Headers) -> str | None:
         return f"without a token, this executor serves no web page of another site: {_FIX}"
     if origin is not None and authority_of(origin) != host.lower():
         return f"without a token, this executor serves no web page of another site ({origin!r}): {_FIX}"
+    if not await is_own_user(scope):
+        return f"without a token, this executor serves only programs of its own user and of root: {_FIX}"
     return None
 
 

@@ -90,7 +90,7 @@ class Caller:
 
 
 OWNER = Caller(tokens.OWNER, frozenset(Scope))
-"""The caller with JOEX_API_TOKEN; and, where that is not set, each program on the executor's own machine."""
+"""The caller with JOEX_API_TOKEN; and, where that is not set, programs of its own user on its machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from joex.http.peer import PEER
+
 HEAD_WITHIN = 10.0
 """Seconds from the connection, or from the first byte of a further request, to the end of its headers."""
 
@@ -46,6 +48,7 @@ class TimedProtocol(H11Protocol):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.conn = _Requests(h11.SERVER)
+        self.app_state = {**self.app_state, PEER: {}}  # each request of this connection gets a copy
         self._sends: type | None = None  # the part of a request that the limit is for
         self._limit: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes of the answer, when the limit of the reader began

@@ -1,0 +1,89 @@
+"""The user who has opened a connection from this machine: an address of loopback says nothing about that.
+
+Linux lists the TCP sockets of this network namespace with their owners, and any process may read the list. To read it
+takes longer the more sockets there are, and any user may open many. So a thread of its own reads it, one call at a
+time, and once for each connection that needs it: no caller holds up the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from starlette.types import Scope
+
+PEER = "peer"
+"""Where the server leaves a dictionary for what is known of a connection, in the state of its requests."""
+UID = "uid"
+"""The uid of the user who has opened the connection, in that dictionary, once it is known."""
+_UNMAPPED = 65534
+"""The uid that a user namespace shows instead of each one that it does not have: it may stand for any user."""
+_ESTABLISHED = "01"
+_NO_INODE = "0"
+_TRIES = 3
+
+_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="joex peer")
+
+
+async def is_own_user(scope: Scope) -> bool:
+    """Whether a call comes from a process of this process's user, or of root, on this machine.
+
+    Only Linux tells: on other systems each user of the machine counts as this one.
+    """
+    if sys.platform != "linux":
+        return True
+    known: dict[str, int] = scope.get("state", {}).get(PEER, {})
+    client, server = scope.get("client"), scope.get("server")
+    if UID not in known and client is not None and server is not None:
+        uid = await asyncio.get_running_loop().run_in_executor(_reader, uid_of, tuple(client), tuple(server))
+        if uid is not None:
+            known[UID] = uid
+    uid = known.get(UID)
+    return uid == 0 or (uid == os.geteuid() and uid != _UNMAPPED)
+
+
+def uid_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """The uid of the process that has connected from one address and port of this machine to another.
+
+    None: the kernel does not tell. Nor does it for a socket that its process has closed: that is listed as one of root.
+    """
+    try:
+        places = _places(client, server)
+    except (TypeError, ValueError):  # no addresses: the call came without a connection
+        return None
+    for _ in range(_TRIES):  # a list that changes while it is read may lack a line
+        for path, ends in places:
+            try:
+                found = Path(path).read_text(encoding="ascii")
+            except OSError:
+                continue
+            start = found.find(f" {ends} {_ESTABLISHED} ")
+            if start >= 0:
+                fields = found[start:].split(maxsplit=9)
+                return int(fields[6]) if fields[8] != _NO_INODE else None
+    return None
+
+
+def _places(client: tuple[str, int], server: tuple[str, int]) -> list[tuple[str, str]]:
+    """The files that may list the client's socket, with its two ends as they are written there."""
+    ends = [(ip_address(host), port) for host, port in (client, server)]
+    ends = [(getattr(host, "ipv4_mapped", None) or host, port) for host, port in ends]
+    places = [("/proc/net/tcp6", " ".join(_end(_in_ipv6(host), port) for host, port in ends))]
+    if all(isinstance(host, IPv4Address) for host, _ in ends):
+        places.insert(0, ("/proc/net/tcp", " ".join(_end(host, port) for host, port in ends)))
+    return places
+
+
+def _in_ipv6(host: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """An address as a socket of IPv6 has it, which may be connected to one of IPv4."""
+    return IPv6Address(f"::ffff:{host}") if isinstance(host, IPv4Address) else host
+
+
+def _end(host: IPv4Address | IPv6Address, port: int) -> str:
+    """An address and a port as the kernel writes them: in words of 32 bits, in the order of bytes of the machine."""
+    words = [host.packed[at : at + 4] for at in range(0, len(host.packed), 4)]
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"
