@@ -14,6 +14,8 @@ from joex.store import tokens
 
 KEPT_FOR = 2.0
 """Seconds for which a valid token is not looked up again: so long after its revocation it may still be served."""
+_REMEMBERED_FOR = 86400.0
+"""Seconds after that for which a token counts as one that was valid lately."""
 _MOST_CONNECTIONS = 2
 _FORM = re.compile(rf"{tokens.PREFIX}[A-Za-z0-9_-]{{43}}")
 
@@ -21,7 +23,8 @@ _FORM = re.compile(rf"{tokens.PREFIX}[A-Za-z0-9_-]{{43}}")
 class Tokens:
     """The tokens in the database.
 
-    A flood of wrong tokens takes at most two connections at a time: other calls still get the others.
+    A flood of wrong tokens takes at most two connections at a time: other calls still get the others. Tokens that were
+    valid lately have two connections of their own: they don't wait behind the flood.
 
     Args:
         client: reads the tokens, and notes when they were used.
@@ -31,8 +34,9 @@ class Tokens:
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._connections = asyncio.Semaphore(_MOST_CONNECTIONS)
-        self._known: dict[bytes, tuple[Caller, float]] = {}
+        self._for_known = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self._for_others = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self._known: dict[bytes, tuple[Caller, float]] = {}  # those that were valid lately, in their order
 
     async def find(self, token: str) -> Caller | None:
         """The caller with this token; None: the token is unknown, expired or revoked.
@@ -45,7 +49,7 @@ class Tokens:
         digest = tokens.digest_of(token)
         caller = self._remembered(digest)
         if caller is None:
-            async with self._connections:
+            async with self._for_known if digest in self._known else self._for_others:
                 caller = self._remembered(digest) or await self._look_up(digest)  # another call may have looked it up
         return caller
 
@@ -57,7 +61,9 @@ class Tokens:
         asked_at = self._clock()  # and not when the answer is here: it may be as old as the question
         async with self._client.using() as connection:
             found = await tokens.find(connection, digest)
-        self._known = {one: entry for one, entry in self._known.items() if asked_at < entry[1]}
+        self._known.pop(digest, None)
+        while self._known and next(iter(self._known.values()))[1] + _REMEMBERED_FOR < asked_at:
+            del self._known[next(iter(self._known))]
         if found is None:
             return None
         groups, queues = (None if names is None else tuple(names) for names in (found.groups, found.queues))
