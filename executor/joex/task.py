@@ -14,7 +14,7 @@ from uuid import UUID
 
 from joex.arguments import Arguments
 from joex.core.duration import parse_duration
-from joex.core.job import check_name, check_retries
+from joex.core.job import OWN_NAMES, check_name, check_retries
 from joex.core.json_values import shown
 from joex.core.periodic import NewPeriodicTask
 from joex.core.size import parse_size
@@ -331,7 +331,7 @@ class App:
             max_tasks: replace the process after this many runs, because its code leaks.
 
         Raises:
-            ConfigError: the name is taken, or a setting is wrong.
+            ConfigError: the name is taken, or one of Joex's own (``joex.``), or a setting is wrong.
         """
         if not isinstance(name, str):  # @app.task without parentheses passes the function
             raise ConfigError(f'task: expected a name; write @app.task("name"); got {shown(name)}')
@@ -439,12 +439,14 @@ class App:
         """Add a task that another module defined.
 
         Raises:
-            ConfigError: its name is taken.
+            ConfigError: its name is taken, or one of Joex's own.
         """
         try:
             check_name("name", task.name)
         except ValueError as error:
             raise ConfigError(f"task {task.name!r}: {error}") from None
+        if task.name.startswith(OWN_NAMES):
+            raise ConfigError(f"task {task.name!r}: name: must not begin with {OWN_NAMES}, as Joex's own names do")
         if task.name in self._tasks:
             raise ConfigError(f"task {task.name!r}: the app already has one with this name")
         self._tasks[task.name] = task

@@ -163,7 +163,8 @@ CALLS = {
     "remove_periodic_task": "joex.remove_periodic_task('a')",
     "rows_to_submit": None,  # submit_many calls it
     "run_periodic_task": "joex.run_periodic_task('a') FROM joex.put_periodic_task('a', 't', 'daily')",
-    "submit_periodic": "joex_private.submit_periodic(t) FROM joex_private.periodic_task t",
+    "submit_periodic": """joex_private.submit_periodic(jsonb_populate_record(t, '{"task": "a"}'))
+                          FROM joex_private.periodic_task t""",
     "keep_periodic_tasks": "joex_private.keep_periodic_tasks('nobody', ARRAY['a'])",
     "lane": "joex_private.lane('high')",
     "executor_alive_lock": "joex_private.executor_alive_lock()",

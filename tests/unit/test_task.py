@@ -44,6 +44,14 @@ def test_a_name_must_fit_into_the_database(app, name):
         app.task(name)(lambda _ctx: None)
 
 
+def test_no_task_has_a_name_of_joexs_own(app):
+    with pytest.raises(
+        ConfigError, match=r"^task 'joex.mail': name: must not begin with joex., as Joex's own names do$"
+    ):
+        app.task("joex.mail")(lambda _ctx: None)
+    assert app.names == []
+
+
 def test_a_decorator_without_parentheses_is_told_what_it_lacks(app):
     def send(ctx): ...
 

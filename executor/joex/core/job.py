@@ -13,6 +13,8 @@ from uuid import UUID
 T = TypeVar("T")
 
 LONGEST_NAME = 254
+OWN_NAMES = "joex."
+"""The names of tasks, trackers and periodic tasks that begin so are for Joex itself."""
 LONGEST_SUBJECT = 1000
 """Bytes."""
 _MOST_RETRIES = 1_000_000

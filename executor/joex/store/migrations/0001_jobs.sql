@@ -107,8 +107,11 @@ CREATE TABLE joex_private.lease (
 -- it for each version of a row. (An error in SQL shows the names of these constraints.)
 CREATE DOMAIN joex_private.queue_name AS text CONSTRAINT "queue: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
 CREATE DOMAIN joex_private.group_name AS text CONSTRAINT "group: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex_private.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex_private.tracker_name AS text CONSTRAINT "tracker: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+-- (Names that begin with joex. are for Joex itself. LIKE costs less than starts_with, which cuts a text by its characters.)
+CREATE DOMAIN joex_private.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254)
+    CONSTRAINT "task: must not begin with joex., as Joex's own names do" CHECK (VALUE NOT LIKE 'joex.%');
+CREATE DOMAIN joex_private.tracker_name AS text CONSTRAINT "tracker: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254)
+    CONSTRAINT "tracker: must not begin with joex., as Joex's own names do" CHECK (VALUE NOT LIKE 'joex.%');
 CREATE DOMAIN joex_private.subject_text AS text CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
 CREATE DOMAIN joex_private.submitter_name AS text CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(VALUE) <= 254);
 CREATE DOMAIN joex_private.job_args AS jsonb CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
@@ -499,6 +502,7 @@ CREATE TABLE joex_private.periodic_task (
                        CHECK (last_run >= '1970-01-01 00:00+00' AND last_run < '2300-01-01 00:00+00'),
     last_outcome       text CHECK (last_outcome IN ('submitted', 'started', 'overlapping', 'late')),
     last_job           uuid,                            -- the latest job that was submitted
-    error              text                             -- why it can't run: its timer, its zone, or its submission
+    error              text,                            -- why it can't run: its timer, its zone, or its submission
+    CONSTRAINT "task: must not begin with joex., as Joex's own names do" CHECK (owner = 'joex' OR NOT starts_with(task, 'joex.'))
 ) WITH (fillfactor = 50);
 CREATE INDEX periodic_task_next ON joex_private.periodic_task (nextrun) WHERE enabled AND error IS NULL;
