@@ -11,10 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from joex import Client, NewJob
+from joex import App, Client, Context, NewJob
+from joex.core.events import FellAsleep
 from joex.core.priority_turns import CountingScheme
 from joex.errors import DatabaseUnavailable
 from joex.store import jobs, runs, worker_runs
+from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -224,6 +226,27 @@ async def test_a_session_that_keeps_the_ring_for_ever_stops_no_take_and_no_accep
     told = f'a take from queue "default" goes on without its ring, which session {hung.get_server_pid()} has held'
     assert postgres.log.count(told) == 2
     await hung.execute(f"SELECT pg_advisory_unlock({RING})")
+
+
+async def test_an_executor_says_which_session_holds_up_its_takes_until_that_is_over(
+    client, database_url, another_connection
+):
+    app = App()
+
+    @app.task("a")
+    async def task(ctx: Context) -> None: ...
+
+    hung = await another_connection()
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await inside.log.wait_for(FellAsleep)
+        await hung.execute(f"SELECT pg_advisory_lock({RING})")
+        await client.submit("a")
+        said = f"session {hung.get_server_pid()} holds the lock of a queue, each take from which is a second late"
+        await eventually(lambda: inside.executor.described == f"running; {said}")
+        assert inside.executor.ready
+        await hung.execute(f"SELECT pg_advisory_unlock({RING})")
+        await client.submit("a")
+        await eventually(lambda: inside.executor.described == "running")
 
 
 async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before(bench):

@@ -224,6 +224,7 @@ CALLS = {
     "wait_for_ring": "joex_private.wait_for_ring('default'), joex_private.free_ring('default')",
     "free_ring": "joex_private.free_ring('default')",
     "ring_holder": "joex_private.ring_holder('default')",
+    "queue_holder": "joex_private.queue_holder('default')",
     "any_place": "joex_private.any_place()",
     "promote_in_turn": "joex_private.promote_in_turn('default', 5, now())",
     "make_ring_cursor": None,  # a trigger

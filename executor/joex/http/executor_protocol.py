@@ -20,7 +20,7 @@ class ExecutorProtocol(Protocol):
 
     @property
     def described(self) -> str:
-        """Its phase, and why it takes no jobs in it, if the phase does not say."""
+        """Its phase, and what keeps it from taking jobs, or from taking them at once, if the phase does not say."""
 
     @property
     def ready(self) -> bool:

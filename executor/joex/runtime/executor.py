@@ -100,8 +100,13 @@ class Executor:
 
     @property
     def described(self) -> str:
-        """Its phase, and why it takes no jobs in it, if the phase does not say."""
-        return self.phase if self._logins.refused is None else f"{self.phase}; the database refuses its login"
+        """Its phase, and what keeps it from taking jobs, or from taking them at once, if the phase does not say."""
+        if self._logins.refused is not None:
+            return f"{self.phase}; the database refuses its login"
+        holders = [] if self._registration is None else self._registration.taker.holders
+        # (Every caller may read this: it names no queue and no role.)
+        held = (f"session {one} holds the lock of a queue, each take from which is a second late" for one in holders)
+        return "; ".join([self.phase, *held])
 
     @property
     def alive(self) -> bool:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import asyncpg
 
 _LOCKED_RETRY_IN = 0.2
+_SLOW = 1.0  # seconds: for so long a take waits for a session that holds the lock of its queue
+_LOOK_AGAIN_IN = 5.0  # seconds
 _DELIVERED_WITHIN = 60.0
 _OVERLAP_FROM = 16  # slots
 
@@ -66,6 +68,9 @@ class Taker:
         self._unknown_until = 0.0
         self._take_lock = asyncio.Lock()  # held during a take
         self._is_stopped = False
+        self._is_slow = False
+        self.holders: list[int] = []
+        """The sessions that hold up each take from a queue of this executor."""
 
     def wake(self) -> None:
         """Take again soon: a slot is free, a job came, or the lease is trusted again."""
@@ -134,6 +139,9 @@ class Taker:
         """
         taken: list[TakenJob] = []  # from the last take, not started yet
         async with borrowed(self._pool) as connection:
+            if self._is_slow:
+                self.holders = await executors.queue_holders(connection, self._queues)
+                self._is_slow = bool(self.holders)
             while True:
                 if self._unknown_until:
                     self._start(taken)
@@ -147,7 +155,9 @@ class Taker:
                 # one. (It starts them even if this take fails.)
                 asyncio.get_running_loop().call_soon(self._start, taken)
                 taken = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
-                self._emit(Taken(asked, len(taken), time.perf_counter() - begin, taken))
+                seconds = time.perf_counter() - begin
+                self._emit(Taken(asked, len(taken), seconds, taken))
+                self._is_slow = self._is_slow or seconds >= _SLOW
                 if any(job.suspect for job in taken):
                     # A suspect keeps slots free until it has ended: other executors must wake for new jobs.
                     self._is_declared = False
@@ -192,6 +202,8 @@ class Taker:
         if state.next_due is not None:
             # Due and not taken: another session has locked the row. Take again, but not without a pause.
             sleep = min(sleep, state.next_due if state.next_due > 0 else _LOCKED_RETRY_IN)
+        if self._is_slow:
+            sleep = min(sleep, _LOOK_AGAIN_IN)
         if self._recheck is not None:
             now = asyncio.get_running_loop().time()
             if not self._recheck.settles(state.oldest_xid, now):

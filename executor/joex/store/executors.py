@@ -27,6 +27,10 @@ _REGISTER = statement(f"""
                                $15::integer, $16::float8[], $17::bigint[]) r
 """)  # noqa: S608 - put together of constants
 _SERVE = statement("SELECT joex_private.serve_queue($1::text)")
+_QUEUE_HOLDERS = statement("""
+    SELECT DISTINCT h.session FROM unnest($1::text[]) q(queue) CROSS JOIN LATERAL joex_private.queue_holder(q.queue) h
+    ORDER BY 1
+""")
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
 _HEARTBEAT = statement(f"SELECT joex_private.heartbeat($1::integer) AS mark, {_SERVER_START}")
 _OBSERVE = statement(f"SELECT joex.horizon() AS mark, {_SERVER_START}")
@@ -187,6 +191,12 @@ async def serve(connection: Connection, queue: str) -> None:
     """Prepare the database for takes from this queue; once is enough."""
     with translated():
         await connection.execute(_SERVE, queue)
+
+
+async def queue_holders(connection: Connection, queues: Sequence[str]) -> list[int]:
+    """The sessions (the ids of their server processes) that hold up each take from one of these queues."""
+    with translated():
+        return [row["session"] for row in await connection.fetch(_QUEUE_HOLDERS, queues)]
 
 
 async def hold_lock(connection: Connection, executor: int) -> bool:

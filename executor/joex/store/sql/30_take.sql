@@ -532,6 +532,14 @@ CREATE OR REPLACE FUNCTION joex_private.ring_holder(p_queue text) RETURNS SETOF 
           AND l.classid::bigint = joex_private.ring_lock() AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
           AND l.objsubid = 2 $$;
 
+-- The session that has held the ring of a queue for more than a second, or whose state the caller may not see: takes go on, each a second
+-- later (see wait_for_ring). No row: none has.
+CREATE OR REPLACE FUNCTION joex_private.queue_holder(p_queue text) RETURNS TABLE (session integer, role name) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY SELECT h.pid, a.usename FROM joex_private.ring_holder(p_queue) h(pid) LEFT JOIN pg_stat_activity a ON a.pid = h.pid
+                 WHERE coalesce(a.state_change < clock_timestamp() - interval '1 second', true);
+END $$;
+
 -- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the
 -- table of locks that knows; and how often: a lock that an earlier take has left behind goes too.
 CREATE OR REPLACE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$

@@ -95,9 +95,8 @@ BEGIN
             'group', v_job.grp, 'limit', v_group.most, 'running', v_group.running);
     END IF;
     RETURN QUERY SELECT 'queue_held', jsonb_build_object(
-            'queue', v_job.queue, 'session', CASE WHEN v_sees_all THEN h.pid END, 'role', CASE WHEN v_sees_all THEN a.usename END)
-        FROM joex_private.ring_holder(v_job.queue) h(pid) LEFT JOIN pg_stat_activity a ON a.pid = h.pid
-        WHERE coalesce(a.state_change < v_now - interval '1 second', true);
+            'queue', v_job.queue, 'session', CASE WHEN v_sees_all THEN h.session END, 'role', CASE WHEN v_sees_all THEN h.role END)
+        FROM joex_private.queue_holder(v_job.queue) h;
     v_is_next := v_is_next AND NOT FOUND;
     IF v_job.due_at > v_now THEN
         RETURN;     -- (it has no place in line yet)
