@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from joex import Client
 from joex.config import Settings
 from joex.http.api import create_api
 from joex.http.listening import listen
-from joex.http.peer import uid_of
+from joex.http.peer import Peer, uid_of
 from joex.http.server import serve
 from tests.support.asgi import transport
 
@@ -137,6 +138,32 @@ def test_a_socket_that_its_process_has_closed_is_not_taken_for_one_of_root():
         with server.accept()[0]:
             client.close()
             assert uid_of(*ends) is None
+
+
+async def test_a_caller_who_has_gone_is_not_taken_for_the_next_one_with_its_port():
+    made: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            if not made.done():
+                made.set_result(transport)
+
+    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+    to = server.sockets[0].getsockname()
+    with socket.create_connection(to) as gone:
+        peer = Peer(await made)
+        port = gone.getsockname()
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # to leave nothing behind
+    with socket.create_connection(to, source_address=port):
+        assert uid_of(port, to) == os.geteuid()
+        assert await peer.uid() is None
+    server.close()
+
+
+async def test_a_server_that_is_not_joexs_tells_of_no_user(api):
+    local = httpx.ASGITransport(api, client=("127.0.0.1", 1234))
+    async with httpx.AsyncClient(transport=local, base_url="http://localhost") as http:
+        assert (await http.get("/api/v1/running")).status_code == 403
 
 
 @pytest.mark.parametrize(("caller", "own", "status"), [

@@ -35,7 +35,8 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
 
     Args:
         client: reads and changes the database. Its role must have the scope `executor`, or own the schema.
-        access: who may sign in; None: browsers on this machine, and callers with a token of ``joex tokens create``.
+        access: who may sign in; None: callers with a token of ``joex tokens create``, and browsers on this machine;
+            on Linux only those of this process's user and of root, and none where you have mounted it.
     """
     views, callers = Views(), Callers(access or Access(), Tokens(client))
     app = FastAPI(

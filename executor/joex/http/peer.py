@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -17,32 +18,53 @@ from pathlib import Path
 from starlette.types import Scope
 
 PEER = "peer"
-"""Where the server leaves a dictionary for what is known of a connection, in the state of its requests."""
-UID = "uid"
-"""The uid of the user who has opened the connection, in that dictionary, once it is known."""
+"""Where the server leaves the `Peer` of a connection, in the state of its requests."""
 _UNMAPPED = 65534
 """The uid that a user namespace shows instead of each one that it does not have: it may stand for any user."""
-_ESTABLISHED = "01"
+_ESTABLISHED = 1
 _NO_INODE = "0"
 _TRIES = 3
 
 _reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="joex peer")
 
 
+class Peer:
+    """The process at the other end of a connection.
+
+    Args:
+        transport: of the connection.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._uid: int | None = None
+
+    async def uid(self) -> int | None:
+        """The uid of the process, on this machine; None: the kernel does not tell, or the connection has ended."""
+        if self._uid is None:
+            ends = (self._transport.get_extra_info(name)[:2] for name in ("peername", "sockname"))
+            found = await asyncio.get_running_loop().run_in_executor(_reader, uid_of, *ends)
+            if self._is_open():  # (else another process may have got its port meanwhile)
+                self._uid = found
+        return self._uid
+
+    def _is_open(self) -> bool:
+        if self._transport.is_closing():
+            return False
+        state = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return bool(state[0] == _ESTABLISHED)
+
+
 async def is_own_user(scope: Scope) -> bool:
     """Whether a call comes from a process of this process's user, or of root, on this machine.
 
-    Only Linux tells: on other systems each user of the machine counts as this one.
+    Only Linux tells, and only of connections of Joex's own server. On other systems each user of the machine counts as
+    this one.
     """
     if sys.platform != "linux":
         return True
-    known: dict[str, int] = scope.get("state", {}).get(PEER, {})
-    client, server = scope.get("client"), scope.get("server")
-    if UID not in known and client is not None and server is not None:
-        uid = await asyncio.get_running_loop().run_in_executor(_reader, uid_of, tuple(client), tuple(server))
-        if uid is not None:
-            known[UID] = uid
-    uid = known.get(UID)
+    peer: Peer | None = scope.get("state", {}).get(PEER)
+    uid = None if peer is None else await peer.uid()
     return uid == 0 or (uid == os.geteuid() and uid != _UNMAPPED)
 
 
@@ -51,17 +73,14 @@ def uid_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
     None: the kernel does not tell. Nor does it for a socket that its process has closed: that is listed as one of root.
     """
-    try:
-        places = _places(client, server)
-    except (TypeError, ValueError):  # no addresses: the call came without a connection
-        return None
+    places = _places(client, server)
     for _ in range(_TRIES):  # a list that changes while it is read may lack a line
         for path, ends in places:
             try:
                 found = Path(path).read_text(encoding="ascii")
             except OSError:
                 continue
-            start = found.find(f" {ends} {_ESTABLISHED} ")
+            start = found.find(f" {ends} {_ESTABLISHED:02X} ")
             if start >= 0:
                 fields = found[start:].split(maxsplit=9)
                 return int(fields[6]) if fields[8] != _NO_INODE else None

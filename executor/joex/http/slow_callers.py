@@ -11,7 +11,7 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from joex.http.peer import PEER
+from joex.http.peer import PEER, Peer
 
 HEAD_WITHIN = 10.0
 """Seconds from the connection, or from the first byte of a further request, to the end of its headers."""
@@ -48,7 +48,6 @@ class TimedProtocol(H11Protocol):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.conn = _Requests(h11.SERVER)
-        self.app_state = {**self.app_state, PEER: {}}  # each request of this connection gets a copy
         self._sends: type | None = None  # the part of a request that the limit is for
         self._limit: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes of the answer, when the limit of the reader began
@@ -60,6 +59,7 @@ class TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         """Start the limit of the first request; end another connection if there are too many."""
         super().connection_made(cast("asyncio.Transport", _Transport(transport, self.conn)))
+        self.app_state = {**self.app_state, PEER: Peer(transport)}  # each request gets a copy of it
         transport.set_write_buffer_limits(high=0)  # so that pause_writing says when there is something to read
         self._judge()
         if len(self.connections) <= MOST_CONNECTIONS:
