@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import runpy
 import selectors
 import signal
@@ -34,9 +35,16 @@ _MODULES = (
     "joex.runtime.watchdog",
     "joex_operator.cluster.command",
     "joex_operator.cluster.operator",
+    "joex_operator.local.command",
+    "rich.markdown",
+    "typer._adapters",
+    "typer.rich_utils",
     "uvloop",
 )
-"""The modules that ``joex executor`` and ``joex operator`` import, some of them only once they run."""
+"""The modules that commands import, some of them only once they run, beside those of `_COMMANDS`."""
+
+_COMMANDS = "joex.cli"
+"""The package with a module for each command."""
 
 _READS_KUBECONFIG = "kubernetes.aio.config.kube_config"
 """The loaded module that keeps a variable of its environment, hence loaded once more in each forked process."""
@@ -174,7 +182,8 @@ def main() -> None:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [entry for entry in sys.path[1:] if entry not in given]
     sys.path[:] = path
-    for module in _MODULES:
+    commands = importlib.import_module(_COMMANDS).__path__
+    for module in (*_MODULES, *(found.name for found in pkgutil.iter_modules(commands, f"{_COMMANDS}."))):
         importlib.import_module(module)
     gc.freeze()
     assert threading.active_count() == 1, threading.enumerate()
