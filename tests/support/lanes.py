@@ -10,7 +10,8 @@ left, so that all lanes end at about the same time. Two kinds of files have rest
   such a lane dies, another one makes a cluster.
 - Files with a test that is marked ``heavy`` run one at a time, and not beside that build.
 
-Files of both kinds run as early as possible, because few lanes run them; the others follow tier by tier.
+Files of both kinds run as early as possible, because few lanes run them. The others follow tier by tier, those of the
+tiers with the longest files first: the last files are short, so that no lane runs alone for long.
 
 Each finished file gets a line at once, with its failures, because a test may end its lane. The skips and durations of
 pytest come at the end, lane after lane, and then a line for each tier. What has failed then runs once more, alone
@@ -66,8 +67,7 @@ class Share:
         for item in items:
             files.setdefault(item.nodeid.partition("::")[0], []).append(item)
         _write(folder / "all", {name: str(tests[0].path) for name, tests in files.items()})
-        early = sorted(files, key=lambda name: (not _is(files[name], "cluster"), not _is(files[name], "heavy")))
-        self._left = {name: files[name] for name in early}
+        self._left = {name: files[name] for name in sorted(files, key=lambda name: _place(files[name]))}
 
     def __iter__(self) -> Iterator[tuple[str, list[pytest.Item]]]:
         """Take one file after the other, until none is left for this lane; its locks are held until it has run."""
@@ -131,10 +131,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
-        tier = next((tier for tier in TIERS if items[0].get_closest_marker(tier)), "other")
         result = {
             "name": name,
-            "tier": tier,
+            "tier": _tier(items),
             "seconds": time.monotonic() - started,
             "tests": _outcomes,
             "failures": [asdict(failure) for failure in _failures],
@@ -166,6 +165,15 @@ def pytest_report_teststatus() -> Generator[None, tuple[str, str, Any], tuple[st
     """No dots, because each file gets a line."""
     category, _, word = yield
     return category, "", word
+
+
+def _place(items: Sequence[pytest.Item]) -> tuple[bool, bool, int]:
+    """The place of a file in the order: the lowest first."""
+    return not _is(items, "cluster"), not _is(items, "heavy"), -(*TIERS, "other").index(_tier(items))
+
+
+def _tier(items: Sequence[pytest.Item]) -> str:
+    return next((tier for tier in TIERS if items[0].get_closest_marker(tier)), "other")
 
 
 def _is(items: Sequence[pytest.Item], mark: str) -> bool:

@@ -192,17 +192,24 @@ def test_each_test_runs_once_those_of_the_cluster_in_some_lanes_and_heavy_files_
         # (Each test takes a moment, so that two that ran side by side would overlap.)
         project.file(f"heavy_{nr}", "faults", "heavy", code="time.sleep(0.02)")
         project.file(f"cluster_{nr}", "cluster", code="time.sleep(0.02)")
+        project.file(f"slow_{nr}", "acceptance")
     done = project.run()
     assert done.returncode == 0, done.stdout + done.stderr
     runs = project.runs()
     names = [(file, number) for _, file, number, *_ in runs]
     assert sorted(names) == sorted(
-        (f"test_{kind}_{nr}", number) for kind in ("unit", "heavy", "cluster") for nr in range(6) for number in range(2)
+        (f"test_{kind}_{nr}", number)
+        for kind in ("unit", "heavy", "cluster", "slow")
+        for nr in range(6)
+        for number in range(2)
     )
     assert len({lane for lane, *_ in runs}) > 1
     assert len({lane for lane, file, *_ in runs if "cluster" in file}) <= len(CLUSTERS) < LANES
     for file in {file for _, file, *_ in runs}:
         assert len({lane for lane, name, *_ in runs if name == file}) == 1
+    # The short files come last: no lane has taken a longer one after them.
+    for first, second in pairwise(sorted(runs, key=lambda run: (run[0], run[3]))):
+        assert not (first[0] == second[0] and "unit" in first[1] and "slow" in second[1])
     heavy = sorted((began, ended) for _, file, _, began, ended in runs if "heavy" in file)
     assert all(ended <= began for (_, ended), (began, _) in pairwise(heavy))
     # Session fixtures last until their lane ends.
@@ -210,7 +217,7 @@ def test_each_test_runs_once_those_of_the_cluster_in_some_lanes_and_heavy_files_
     assert sorted(closed) == sorted({lane for lane, *_ in runs})
     told = re.findall(r"^\S*test_(\w+)\.py: 2 passed, \d+ s$", done.stdout, re.MULTILINE)
     assert sorted(told) == sorted({file.removeprefix("test_") for _, file, *_ in runs})
-    for tier in ("unit", "faults", "cluster"):
+    for tier in ("unit", "faults", "acceptance", "cluster"):
         assert re.search(rf"^test: {tier}: 12 passed, \d+ s$", done.stdout, re.MULTILINE), done.stdout
     assert "test: property: none ran" in done.stdout
     assert done.stdout.endswith("test: all passed\n")
