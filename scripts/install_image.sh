@@ -22,14 +22,16 @@ pip install --require-hashes --requirement "$work/build.lock"
 "$work/build/bin/hatchling" build --target wheel --directory "$work/wheel"
 
 "$python" -m venv --without-pip "$folder"
-pip --python "$folder/bin/python" install --require-hashes --requirement requirements-runtime.lock
-pip --python "$folder/bin/python" install --no-deps "$work"/wheel/joex-*.whl
+pip --python "$folder/bin/python" install --no-compile --require-hashes --requirement requirements-runtime.lock
+pip --python "$folder/bin/python" install --no-compile --no-deps "$work"/wheel/joex-*.whl
 
 # The operator sends requests to the API server by path, and never loads the Kubernetes client's classes for kinds and
 # groups of objects. These are half of the installation; the client itself loads only the three that stay.
-kubernetes=$("$folder/bin/python" -B -c 'import kubernetes; print(kubernetes.__path__[0])')
-find "$kubernetes" -type f \( -path '*/client/api/*_api.*' -o -path '*/client/models/*' ! -name '__init__.*' \
+packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+find "$packages/kubernetes" -type f \( -path '*/client/api/*_api.*' -o -path '*/client/models/*' ! -name '__init__.*' \
     ! -name 'v1_managed_fields_entry.*' ! -name 'v1_object_meta.*' ! -name 'v1_owner_reference.*' \) -delete
+# Compiled only now, without what was deleted; later nobody may write bytecode.
+"$folder/bin/python" -m compileall -q "$packages"
 
 # The kernel delivers to the first process of a container only the signals that it handles. A SIGTERM that comes before
 # Python can handle it must not get lost, so it stays blocked until joex unblocks it (joex/cli/sigterm.py).

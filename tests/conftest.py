@@ -18,6 +18,7 @@ import pytest
 from joex import Client
 from joex.store.database import connect, create_pool
 from tests.support.cluster.option import pytest_addoption  # noqa: F401 - pytest looks for it here
+from tests.support.image import Image, installed
 from tests.support.postgres import VERSIONS, TestServer, TestServers
 from tests.support.proxy import Proxy
 from tests.support.soak import SOAK, examples
@@ -98,6 +99,13 @@ def postgres(postgres_servers: TestServers, pg_version: int) -> Iterator[TestSer
     yield server
     if not server.is_running:
         server.start()
+
+
+@pytest.fixture(scope="session")
+def installed_image() -> Iterator[Image]:
+    """The image of joex, installed."""
+    with installed() as image:
+        yield image
 
 
 @pytest.fixture

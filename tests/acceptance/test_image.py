@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.pki import Authority
-from tests.support.image import NOBODY, ROOT, FirstProcess, Image, install
+from tests.support.image import NOBODY, ROOT, FirstProcess, Image
 from tests.support.postgres import TestServer
 from tests.support.waiting import PATIENCE, eventually
 
@@ -27,20 +27,11 @@ HELM_TEST = ROOT / "charts" / "joex" / "files" / "a_job_succeeds.py"
 
 
 @pytest.fixture(scope="module")
-def image() -> Iterator[Image]:
-    """Install once; check at the end that no file below its folder has changed."""
-    with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
-        folder = Path(made) / "joex"
-        install(folder)
-        paths = [folder, *(path for path in folder.rglob("*") if not path.is_symlink())]
-        for path in paths:
-            path.chmod(path.stat().st_mode & ~0o222)
-        image = Image(folder)
-        before = image.tree()
-        yield image
-        assert image.tree() == before
-        for path in paths:
-            path.chmod(path.stat().st_mode | 0o200)
+def image(installed_image: Image) -> Iterator[Image]:
+    """The installed image; check at the end that no file below its folder has changed."""
+    before = installed_image.tree()
+    yield installed_image
+    assert installed_image.tree() == before
 
 
 async def test_the_image_has_joex_and_nothing_that_installs_more(image: Image) -> None:
@@ -49,6 +40,9 @@ async def test_the_image_has_joex_and_nothing_that_installs_more(image: Image) -
     assert "--app" in await image.run("joex", "executor", "--help", COLUMNS="120")
     assert "--namespaces" in await image.run("joex", "operator", "--help", COLUMNS="120")
     assert not (image.folder / "bin" / "pip").exists()
+    [packages] = image.folder.glob("lib/python*/site-packages")
+    sources = {path.with_suffix("") for path in packages.rglob("*.py")}
+    assert {path.parents[1] / path.name.split(".")[0] for path in packages.rglob("*.pyc")} == sources, "its bytecode"
     assert not list(image.folder.rglob("core_v1_api.*")), "the Kubernetes client's classes, which are never used"
     where = await image.run("python", "-c", "import joex_operator, joex; print(joex_operator.__file__, joex.__file__)")
     assert where.count(str(image.folder)) == 2

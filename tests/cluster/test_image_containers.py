@@ -4,9 +4,7 @@ As in a real container, a program is the first process of its namespace, and its
 entry in passwd, and the Python is the newest one on this machine.
 """
 
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -18,7 +16,7 @@ from tests.support.cluster.kubelet.images import Image as LocalImage
 from tests.support.cluster.local import LocalCluster
 from tests.support.cluster.release import Release, own_database
 from tests.support.cluster.system import POOL_LABEL, System
-from tests.support.image import AS_FIRST, AS_NOBODY, Image, install, why_no_containers
+from tests.support.image import AS_FIRST, AS_NOBODY, Image, why_no_containers
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.timeout(300)  # the first one downloads packages that no cache has
@@ -28,18 +26,13 @@ APP = "joex.examples.documents:app"
 NO_SERVER = "postgresql://joex@127.0.0.1:1/joex"
 
 
-@pytest.fixture(scope="module")
-def image() -> Iterator[Image]:
-    assert not why_no_containers(), why_no_containers()
-    with tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp") as made:
-        Path(made).chmod(0o755)
-        install(Path(made) / "joex")
-        yield Image(Path(made) / "joex")
-
-
 @pytest.fixture
-async def release(local_cluster: LocalCluster, helm: Helm, system: System, image: Image) -> AsyncIterator[Release]:
-    local_cluster.set_image(NAME, LocalImage(["joex"], environment=image.variables, before=[*AS_FIRST, *AS_NOBODY]))
+async def release(
+    local_cluster: LocalCluster, helm: Helm, system: System, installed_image: Image
+) -> AsyncIterator[Release]:
+    assert not why_no_containers(), why_no_containers()
+    variables = installed_image.variables
+    local_cluster.set_image(NAME, LocalImage(["joex"], environment=variables, before=[*AS_FIRST, *AS_NOBODY]))
     release = Release(system.cluster, system.api, helm, system.namespace)
     values = own_database({"metadata": {"name": "documents"}, "spec": {"app": APP, "scaling": {"maxReplicas": 2}}})
     await release.install({**values, "image": {"repository": NAME}})

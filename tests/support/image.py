@@ -7,19 +7,22 @@ namespace, to which the kernel sends no signal that the process does not handle.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
 
 from tests.support.cluster.processes import only_child
+from tests.support.lanes import SHARED
 from tests.support.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -75,10 +78,30 @@ def _runs(command: list[str]) -> bool:
         return False
 
 
-def install(folder: Path) -> None:
+@contextmanager
+def installed() -> Iterator["Image"]:
+    """The installed image, which nobody may change: one for all lanes of `make test`, otherwise one for this block."""
+    with contextlib.ExitStack() as stack:
+        shared = os.environ.get(SHARED)
+        made = shared or stack.enter_context(tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp"))
+        Path(made).chmod(0o755)
+        folder, done = Path(made, "image"), Path(made, "image.done")
+        with Path(made, "image.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a lane that has died
+                _install(folder)
+                done.touch()
+        yield Image(folder)
+
+
+def _install(folder: Path) -> None:
     """Install the content of the image. It takes a minute if no cache has the packages."""
     script = ROOT / "scripts" / "install_image.sh"
     subprocess.run(["sh", script, folder], env={**os.environ, "PYTHON": newest_python()}, check=True)
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o222)
 
 
 class Image:

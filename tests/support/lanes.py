@@ -46,7 +46,9 @@ LANES = min(4, (os.cpu_count() or 1) + 1)
 CLUSTERS = ("cluster 1", "cluster 2")
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "cluster")
 
-_FOLDER = "JOEX_TEST_LANES"
+SHARED = "JOEX_TEST_LANES"
+"""The variable with the folder that the lanes share."""
+
 _BUILD = "the build"
 _HEAVY = "a heavy one"
 _PAUSE = 1
@@ -121,7 +123,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run this lane's share of the tests."""
     if session.testsfailed:
         return None  # the collection failed: pytest reports it
-    folder = Path(os.environ[_FOLDER])
+    folder = Path(os.environ[SHARED])
     for name, items in Share(folder, session.items):
         _outcomes.clear()
         _failures.clear()
@@ -203,14 +205,14 @@ def main(arguments: Sequence[str]) -> int:
     colour = ["--color=yes"] if sys.stdout.isatty() else []  # it prints to a file
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.support.lanes"]
     command = [*pytest, "-q", "-o", "console_output_style=classic", "-rfEs", "--durations=10", *colour, *of_pytest]
-    with tempfile.TemporaryDirectory(prefix="joex-tests-lanes-") as name:
+    with tempfile.TemporaryDirectory(prefix="joex-tests-lanes-", dir="/var/tmp") as name:
         folder, told = Path(name), set[str]()
         for line in tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["markers"][: len(TIERS)]:
             _say(f"test: {line}")
         _say(f"test: in {LANES} lanes; each file is told of when it is done")
         builder = _start_build(folder)
         try:
-            codes = run([command] * LANES, lambda: _tell(folder, told), **{_FOLDER: name})
+            codes = run([command] * LANES, lambda: _tell(folder, told), **{SHARED: name})
         finally:
             builder.terminate()
             builder.wait()
