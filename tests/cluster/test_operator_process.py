@@ -17,7 +17,7 @@ CRDS = ("joexpools.joex.dev", "periodictasks.joex.dev")
 async def answers(operator: OperatorProcess, path: str) -> int | None:
     """The status of a page; None: no answer."""
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=1) as client:
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=1) as client:  # noqa: S501 - no TLS
             return (await client.get(f"{operator.address}{path}")).status_code
     except (httpx.TransportError, IndexError):
         return None

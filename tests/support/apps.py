@@ -46,6 +46,8 @@ CREATE TABLE effects (
 CREATE INDEX ON effects (job_id);
 CREATE TABLE deaths (pid integer PRIMARY KEY, at timestamptz NOT NULL);
 """
+_IS_FLAGGED = "SELECT EXISTS (SELECT FROM flags WHERE name = $1)"
+_PAUSE = 0.02
 TROUBLE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 app = joex.App()
@@ -366,12 +368,13 @@ def _begin(ctx: joex.Context, kind: str = "run") -> tuple[Any, ...]:
 
 
 async def _flagged(name: str) -> None:
-    while not await _is_flagged(name):  # noqa: ASYNC110 - the flag is a row, on another connection
-        await asyncio.sleep(0.01)
-
-
-async def _is_flagged(name: str) -> bool:
-    return bool(await _execute("SELECT EXISTS (SELECT FROM flags WHERE name = $1)", name))
+    while True:
+        with suppress(*TROUBLE):
+            async with _session() as session:
+                while not await session.fetchval(_IS_FLAGGED, name):  # noqa: ASYNC110 - another process makes the row
+                    await asyncio.sleep(_PAUSE)
+                return
+        await asyncio.sleep(_PAUSE)
 
 
 async def _noted(name: str) -> None:
@@ -422,16 +425,23 @@ _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncpg.Pool] = wea
 async def _execute(statement: str, *arguments: Any) -> Any:
     """Execute a statement, however long the server is away."""
     while True:
-        try:
-            if threading.current_thread() is threading.main_thread():
-                return await (await _pool()).fetchval(statement, *arguments)
-            connection = await asyncpg.connect(os.environ[EFFECTS_URL])
-            try:
-                return await connection.fetchval(statement, *arguments)
-            finally:
-                await connection.close()
-        except TROUBLE:
-            await asyncio.sleep(0.02)
+        with suppress(*TROUBLE):
+            async with _session() as session:
+                return await session.fetchval(statement, *arguments)
+        await asyncio.sleep(_PAUSE)
+
+
+@asynccontextmanager
+async def _session() -> AsyncIterator[asyncpg.Pool | asyncpg.Connection]:
+    """What executes statements: a pool for the loop of the process, a connection for that of another thread."""
+    if threading.current_thread() is threading.main_thread():
+        yield await _pool()
+        return
+    connection = await asyncpg.connect(os.environ[EFFECTS_URL])
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def _pool() -> asyncpg.Pool:

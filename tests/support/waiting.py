@@ -13,6 +13,9 @@ PATIENCE = 90.0
 """Seconds after which a test gives up and fails: many, because the machine may be busy. It makes no test
 faster or slower."""
 
+_PAUSES = (0.01, 0.1)
+"""Seconds: the first and the longest pause between two polls."""
+
 
 class NotInTime(AssertionError):
     """What a test waited for did not come. It may be true on a quicker machine, so such a test may run once more."""
@@ -26,12 +29,14 @@ async def eventually(
 ) -> Any:
     """Poll until the answer is true, and return it. For conditions without an event.
 
-    Tests sleep nowhere else than in the short pause between two polls; the deadline only fails the test.
+    Tests sleep nowhere else than in the short pause between two polls, which grows, because a poll costs more than a
+    pause; the deadline only fails the test.
 
     Raises:
         NotInTime: it was not true in time.
     """
     deadline = asyncio.get_running_loop().time() + timeout
+    pause = _PAUSES[0]
     while True:
         answer = predicate()
         value: Any = await answer if inspect.isawaitable(answer) else answer
@@ -39,7 +44,8 @@ async def eventually(
             return value
         if asyncio.get_running_loop().time() > deadline:
             raise NotInTime(f"not true within {timeout} seconds: {why or predicate}; the last answer: {value!r}")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(pause)
+        pause = min(1.2 * pause, _PAUSES[1])
 
 
 class EventLog:
