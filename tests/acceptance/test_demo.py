@@ -16,6 +16,7 @@ import asyncpg
 import psutil
 import pytest
 
+from examples.demo.orders import make_orders
 from tests.support.postgres import TestServer
 from tests.support.waiting import PATIENCE, eventually
 
@@ -40,6 +41,12 @@ def environment(folder: Path) -> dict[str, str]:
     mine = {"JOEX_EMBEDDED_DIR": str(folder), "TMPDIR": str(folder / "tmp")}
     others = {"JOEX_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing", "JOEX_QUEUES": "other"}
     return {**os.environ, **others, **mine}
+
+
+def test_the_library_has_every_file_unless_fewer_are_asked_for(tmp_path):
+    whole, part = (make_orders(tmp_path / str(most), most).library for most in (None, 150))
+    assert len(part) == 150 < len(whole)
+    assert {str(Path(json.__file__)), os.__file__} <= {order.args["path"] for order in whole}
 
 
 @pytest.mark.heavy

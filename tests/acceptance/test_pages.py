@@ -46,6 +46,7 @@ from tests.support.pages import (
     steps,
 )
 from tests.support.shell import Shell
+from tests.support.soak import SOAK
 from tests.support.waiting import eventually
 
 LEARN, HOW_TO = pages("learn"), pages("how-to")
@@ -222,6 +223,7 @@ async def newcomer(home: Path, clone: Path) -> AsyncIterator[Shell]:
         "PYTHONUNBUFFERED": "1",  # as in a terminal
         "PIP_NO_BUILD_ISOLATION": "0",
         "PIP_NO_INDEX": "1",
+        "ARGS": "" if SOAK else "--files 150",  # of `make demo`, whose files are work for a minute of two processors
         "LANG": "C.UTF-8",
     }
     async with Shell(clone, environment) as shell:
