@@ -1,6 +1,7 @@
 """The command line, in separate processes, against a real PostgreSQL.
 
-Executors, and commands to which nobody listens, are started; others are forked with Joex loaded (tests/support/loaded).
+Executors that stay, and commands to which nobody listens, are started; others are forked with Joex loaded
+(tests/support/loaded).
 """
 
 import asyncio
@@ -108,9 +109,9 @@ class Joex:
             self.environment["JOEX_DATABASE_URL"] = database_url
         self._turns = asyncio.Semaphore(3)
 
-    async def start(self, *arguments: str, stdout: Any = PIPE, **environment: str) -> Process:
-        """Start a command: an executor with a pid and imports of its own, the others with Joex loaded."""
-        is_executor = arguments[:1] == ("executor",)
+    async def start(self, *arguments: str, stdout: Any = PIPE, ends: bool = False, **environment: str) -> Process:
+        """Start a command: an executor that stays with a pid and imports of its own, the others with Joex loaded."""
+        is_executor = arguments[:1] == ("executor",) and not ends
         return await asyncio.create_subprocess_exec(
             *([sys.executable, "-m", "joex"] if is_executor else loaded.command("joex")),
             *arguments,
@@ -135,7 +136,7 @@ class Joex:
     async def __call__(self, *arguments: str, given: str = "", **environment: str) -> Answer:
         """Run a command to its end. No command may show a traceback of Joex."""
         async with self._turns:
-            process = await self.start(*arguments, **environment)
+            process = await self.start(*arguments, ends=True, **environment)
             out, err = await asyncio.wait_for(process.communicate(given.encode()), PATIENCE)
         assert b"Traceback" not in err, err.decode()
         assert process.returncode is not None
