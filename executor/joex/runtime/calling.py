@@ -11,7 +11,8 @@ from typing import Any
 
 from joex.context import RunReports
 from joex.errors import JoexError
-from joex.runtime.processes import Ended, JsonText, Processes
+from joex.runtime.process_handle import Ended, JsonText
+from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
 from joex.runtime.text import error_trace
 from joex.task import Task

@@ -24,7 +24,8 @@ from joex.errors import Cancel, InvalidJob, JoexError
 from joex.runtime.calling import Caller
 from joex.runtime.finisher import End, Ends
 from joex.runtime.judge import judged, tell_handlers
-from joex.runtime.processes import Ended, JsonText, ProcessDied, Processes
+from joex.runtime.process_handle import Ended, JsonText, ProcessDied
+from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Interruption, Run
 from joex.runtime.text import error_line, storable
 from joex.task import App, Task
