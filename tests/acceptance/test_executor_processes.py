@@ -34,6 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 # (What the tasks print goes nowhere: the tests would keep it.)
 _SERVER = ["sh", "-c", 'exec "$@" > /dev/null', "sh", sys.executable, "-m", "joex.cli.process_server"]
 SERVER = [*_SERVER, "tests.support.process_tasks:app"]
+OWN_SCORE = int(Path("/proc/self/oom_score_adj").read_text())
 
 
 class House:
@@ -98,6 +99,11 @@ async def test_a_task_runs_in_a_process_which_the_next_run_uses_again(house: Hou
     assert first["pid"] not in (os.getpid(), first["keeper"])
     assert first["thread"] == first["pid"]  # the main thread
     assert second == first["pid"]
+
+
+async def test_the_kernel_takes_a_process_before_its_executor_when_memory_runs_out(house: House) -> None:
+    found = (await house.run("where")).result["oom_score_adj"]
+    assert found == min(OWN_SCORE + 200, 1000)
 
 
 async def test_a_run_in_a_process_has_its_context(house: House) -> None:
@@ -210,6 +216,8 @@ async def test_a_hostile_run_harms_no_other(
         assert job.error.removeprefix("_TimedOut: ") == error
     for child in (await said(tmp_path, "children")).split() if task == "fork" else []:
         assert not psutil.pid_exists(int(child))
+    if task == "fork":
+        assert [line async for line in _lines(house, job.id) if "child" in line.message] == []
     assert "pid" in (await house.run("where")).result
     assert process.is_running()
     (tmp_path / "innocent.go").touch()

@@ -31,7 +31,12 @@ def _await(folder: Path, name: str) -> None:
 
 @app.task("where", process=True)
 def where(ctx: joex.Context) -> dict[str, int]:
-    return {"pid": os.getpid(), "keeper": os.getppid(), "thread": threading.get_native_id()}
+    return {
+        "pid": os.getpid(),
+        "keeper": os.getppid(),
+        "thread": threading.get_native_id(),
+        "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),
+    }
 
 
 @app.task("where.limited", process=True, max_tasks=2)
@@ -204,9 +209,8 @@ def die(ctx: joex.Context, folder: Path, how: str) -> None:
 
 @app.task("leak", process=True, retries=0, memory="400Mi")
 def leak(ctx: joex.Context, folder: Path, how: str) -> None:
-    kept = []
-    while True:
-        kept.append(bytearray(2**24))
+    """Allocate a gigabyte."""
+    [bytearray(2**24) for _ in range(64)]
 
 
 @app.task("fork", process=True, retries=0, timeout="10m")
@@ -220,9 +224,12 @@ def fork(ctx: joex.Context, folder: Path, how: str) -> None:
         for program in (code.format(""), daemon)
     ]
     pids = [int(child.stdout.readline()) for child in children if child.stdout is not None]
+    has_logged, tell = os.pipe()
     if (child := os.fork()) == 0:
         ctx.log.info("a child must not write into the channel of its parent")
+        os.write(tell, b"!")
         time.sleep(900)
+    os.read(has_logged, 1)
     _tell(folder, "children", " ".join(map(str, [*pids, child])))
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
