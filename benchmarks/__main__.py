@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import (
     bystanders,
+    console,
     executor,
     fairness,
     fleet,
@@ -47,6 +48,7 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "rescue": rescue.measure,
     "storm": storm.measure,
     "bystanders": bystanders.measure,
+    "console": console.measure,
     "fairness": fairness.measure,
     "footprint": footprint.measure,
     "hearing": hearing.measure,

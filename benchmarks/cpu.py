@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -35,3 +36,20 @@ async def server_process(connection: asyncpg.Connection[Any]) -> int | None:
     except psutil.Error:
         return None
     return pid if await connection.fetchval("SELECT current_database()") in line else None
+
+
+def server_seconds(backend: int) -> float:
+    """The CPU time that a server has used up to this moment, with all its processes, also ended ones, in seconds.
+
+    Args:
+        backend: a process of the server.
+    """
+    postmaster = psutil.Process(backend).parent()
+    if postmaster is None:
+        raise RuntimeError(f"process {backend} has no parent: it is no process of a server")
+    ended = postmaster.cpu_times()
+    seconds = float(ended.children_user + ended.children_system)
+    for process in (postmaster, *postmaster.children()):
+        with suppress(OSError, psutil.Error):  # it has just ended
+            seconds += cpu_seconds(process.pid)
+    return seconds

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import asyncpg
 import psutil
 
-from benchmarks.cpu import cpu_seconds, server_process
+from benchmarks.cpu import cpu_seconds, server_process, server_seconds
 from benchmarks.report import Figure
 from benchmarks.support import executor, fresh_database, say, until
 from joex.store.database import connect
@@ -86,30 +86,19 @@ async def _measure_idle(server_url: str, executors: int, window: float) -> list[
 
 async def _load(connection: asyncpg.Connection[Any], pids: Sequence[int], window: float) -> list[Figure]:
     backend = await server_process(connection)
-    postmaster = None if backend is None else psutil.Process(backend).parent()
     begin, cpu = time.perf_counter(), sum(map(cpu_seconds, pids))
-    served, asked = _family(postmaster), await connection.fetchval(_TRANSACTIONS)
+    served = 0.0 if backend is None else server_seconds(backend)
+    asked = await connection.fetchval(_TRANSACTIONS)
     await asyncio.sleep(window)
     asked = await connection.fetchval(_TRANSACTIONS) - asked
-    after = _family(postmaster)
+    of_server = 0.0 if backend is None else server_seconds(backend) - served
     seconds = time.perf_counter() - begin
     own = (sum(map(cpu_seconds, pids)) - cpu) / seconds * 100
-    of_server = sum(after[pid] - served.get(pid, 0.0) for pid in after) / seconds * 100
     figures = [
         Figure("CPU of all together", own, "% of a core", f"below {_MOST_CPU}", own < _MOST_CPU),
         Figure("statements", asked / seconds, "per second"),
     ]
-    if postmaster is not None:
-        aim = f"below {_MOST_CPU}"
-        figures.append(Figure("CPU of the server", of_server, "% of a core", aim, of_server < _MOST_CPU))
+    if backend is not None:
+        aim, load = f"below {_MOST_CPU}", of_server / seconds * 100
+        figures.append(Figure("CPU of the server", load, "% of a core", aim, load < _MOST_CPU))
     return figures
-
-
-def _family(parent: psutil.Process | None) -> dict[int, float]:
-    """The CPU time of a process and of its children, by id."""
-    members = [] if parent is None else [parent, *parent.children()]
-    found = {}
-    for member in members:
-        with suppress(OSError, psutil.Error):  # it has just ended
-            found[member.pid] = cpu_seconds(member.pid)
-    return found

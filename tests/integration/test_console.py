@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 
 from joex import Client
 from joex.console.app import ROUTERS, create_console
+from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
 from joex.console.snapshot import OVERDUE, SHORTEST_PAUSE, Snapshots, Standing
 from joex.core.access import EVERYTHING, Bounds, Scope
@@ -216,10 +217,31 @@ async def test_all_viewers_share_one_snapshot_and_a_costly_one_is_read_seldom(cl
     cost = 3.0  # at each look at the clock: the reading takes three seconds
     assert (await snapshots.get()).number == 3
     cost = 0.0
-    now += 100.0
+    now += 250.0
     assert (await snapshots.get()).number == 3
     now += 50.0
     await reaches(4)
+
+
+async def test_pages_that_read_much_ask_less_often_until_they_read_less(client: Client) -> None:
+    now = 1000.0
+    pace = Pace(client, lambda: now)
+    assert pace.every(2) == 2
+
+    async def read_for(seconds: float, *, of: float) -> None:
+        nonlocal now
+        async with pace.reading():
+            now += seconds
+        now += of - seconds
+
+    await read_for(1.5, of=WINDOW)  # five hundredths
+    assert pace.every(2) == 10
+    await read_for(4.8, of=WINDOW * 4)  # four hundredths, though these pages ask five times less often
+    assert (pace.every(2), pace.every(5)) == (40, LONGEST)
+    await read_for(WINDOW * 4, of=WINDOW * 4)  # the server is silent
+    assert pace.every(2) == LONGEST
+    await read_for(0.001, of=WINDOW * 4)
+    assert pace.every(2) == 2
 
 
 async def _has(snapshots: Snapshots, number: int) -> bool:

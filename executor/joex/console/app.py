@@ -16,6 +16,7 @@ from joex.client.client import Client
 from joex.console import executors, jobs, periodic, pools, queues, session, simulate
 from joex.console.acts import BulkActs
 from joex.console.calls import Console, Needs
+from joex.console.pace import Pace
 from joex.console.sign_in import Access, Callers, SignIn
 from joex.console.snapshot import Snapshots
 from joex.console.views import Views
@@ -38,7 +39,8 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
         access: who may sign in; None: callers with a token of ``joex tokens create``, and browsers on this machine;
             on Linux only those of this process's user and of root, and none where you have mounted it.
     """
-    views, callers = Views(), Callers(access or Access(), Tokens(client))
+    pace = Pace(client)
+    views, callers = Views(pace), Callers(access or Access(), Tokens(client))
     app = FastAPI(
         title="Joex console",
         docs_url=None,
@@ -49,7 +51,7 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
     )
     snapshots = Snapshots(client)
     bulk_acts = BulkActs(client, snapshots.expire)
-    app.state.console = Console(client, snapshots, views, callers, bulk_acts, asyncio.Semaphore(1))
+    app.state.console = Console(client, snapshots, pace, views, callers, bulk_acts, asyncio.Semaphore(1))
     app.state.closing = asyncio.Event()  # see joex.http.server.serve
     for router in ROUTERS:
         for route in router.routes:

@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse
 
 from joex.client.client import Client
 from joex.console.acts import BulkActs
+from joex.console.pace import Pace
 from joex.console.sign_in import Callers
 from joex.console.snapshot import Snapshot, Snapshots
 from joex.console.views import Views
@@ -31,6 +32,7 @@ class Console:
 
     client: Client
     snapshots: Snapshots
+    pace: Pace
     views: Views
     callers: Callers
     bulk_acts: BulkActs

@@ -22,7 +22,7 @@ async def list_executors(
     console: TheConsole, request: Request, ended: Annotated[str, Query()] = "", done: Annotated[str, Query()] = ""
 ) -> Response:
     """The executors: what they serve, how full they are, and when they were heard last."""
-    async with console.client.using() as connection:
+    async with console.pace.reading() as connection:
         found = await executors.list_executors(connection, ended=ended == "yes", most=_MOST + 1)
         now = await stats.now(connection)
     return console.views.page(

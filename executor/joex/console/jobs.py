@@ -78,7 +78,7 @@ async def list_jobs(
     """The jobs that match a filter, page by page."""
     if (job_id := _as_id(wanted.subject)) is not None:
         return to(request, f"/jobs/{job_id}")
-    async with console.client.using() as connection:
+    async with console.pace.reading() as connection:
         page = await search_jobs(connection, wanted, cursor or None, PAGE)
         now = await stats.now(connection)
     chosen = wanted.states or ()
@@ -98,7 +98,7 @@ def _as_id(text: str | None) -> UUID | None:
 
 
 async def _reachable(console: TheConsole, caller: TheCaller, job_id: Annotated[UUID, Path()]) -> UUID:
-    async with console.client.using() as connection:
+    async with console.pace.reading() as connection:
         place = await jobs.place_of(connection, job_id)
     if place is None or not caller.bounds.holds(*place):
         not_found(f"There is no job {job_id}.")
@@ -113,7 +113,7 @@ JobId = Annotated[UUID, Depends(_reachable)]
 async def show_job(console: TheConsole, caller: TheCaller, request: Request, job_id: JobId) -> Response:
     """A job: why it waits, what it has done, and its log."""
     sees = Scope.PAYLOADS in caller.scopes
-    async with console.client.using() as connection:
+    async with console.pace.reading() as connection:
         job = await jobs.get_job(connection, job_id, payloads=sees)
         if job is None:
             not_found(f"There is no job {job_id}.")
@@ -163,7 +163,7 @@ async def confirm(console: TheConsole, request: Request, wanted: TheSearch, act:
     if act not in ACTS:
         not_found("There is no such act.")
     states = [state for state in ACTS[act].states if wanted.states is None or state in wanted.states]
-    async with console.client.using() as connection:
+    async with console.pace.reading() as connection:
         number, is_all = await count_jobs(connection, replace(wanted, states=states))
     return console.views.page(
         request, "all.html", act=act, label=ACTS[act].label, number=number, is_all=is_all, states=states,

@@ -75,7 +75,7 @@ def _high(part: float) -> float:
 @routes.get("/pools", dependencies=[needs(Scope.VIEW, whole_system=True)])
 async def list_pools(console: TheConsole, request: Request) -> Response:
     """The pools, each with its size and the reason."""
-    async with console.client.using() as connection:
+    async with console.pace.reading() as connection:
         found = await pools.list_pools(connection, most=_MOST_POOLS + 1)
         now = await stats.now(connection)
     return console.views.page(
@@ -92,7 +92,7 @@ async def show_pool(
     hours: Annotated[int, Query(ge=1, le=24)] = 1,
 ) -> Response:
     """How a pool was sized within the last hours, and why."""
-    async with console.client.using() as connection:
+    async with console.pace.reading() as connection:
         found = await pools.list_steps(connection, namespace, pool, most=_MOST_STEPS + 1)
         now = await stats.now(connection)
     if not found:

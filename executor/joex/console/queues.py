@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from heapq import nsmallest
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request, status
 from starlette.responses import Response
 
+from joex.client.explain import Reason
 from joex.console.calls import Console, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to
 from joex.console.snapshot import Group, Queue, Snapshot, Standing
 from joex.console.views import plural
 from joex.core.access import Scope
 from joex.http.caller import Caller, acting
 from joex.http.visible import WhyNot, visible_reasons
-from joex.store import stats
+from joex.store import jobs, stats
 from joex.store.bounded import NOTHING
 from joex.store.jobs import Job
 from joex.store.listing import Filter, list_jobs
@@ -212,11 +214,10 @@ def _whole(given: Mapping[str, str], name: str, least: int, most: int) -> int | 
 async def _next_of(console: Console, caller: Caller, queue: str, group: str) -> tuple[Job | None, Sequence[WhyNot]]:
     """The job of the group that is next in its line, and why it waits."""
     wanted = Filter(queue, group, states=["waiting", "stuck"], bounds=caller.bounds)
-    async with console.client.using() as connection:
+    async with console.pace.reading() as connection:
         found = (await list_jobs(connection, wanted, most=1, most_bytes=NOTHING)).jobs
-    if not found:
-        return None, ()
-    return found[0], visible_reasons(caller, await console.client.why(found[0].id))
+        reasons = await jobs.why(connection, found[0].id) if found else []
+    return found[0] if found else None, visible_reasons(caller, [Reason(*one) for one in reasons])
 
 
 def _changes(queue: Queue, group: Group, wish: Wish) -> list[tuple[str, float, float]]:
@@ -232,8 +233,8 @@ def _changes(queue: Queue, group: Group, wish: Wish) -> list[tuple[str, float, f
         paused=known.paused if wish.paused is None else wish.paused,
     )
     before = {one.stats.group: one.share or 0.0 for one in queue.groups}
-    others = sorted(before.keys() - {known.group}, key=lambda name: (-abs(after[name] - before[name]), name))
-    return [(name, before[name], after[name]) for name in (known.group, *others[:5])]
+    others = nsmallest(5, before.keys() - {known.group}, key=lambda name: (-abs(after[name] - before[name]), name))
+    return [(name, before[name], after[name]) for name in (known.group, *others)]
 
 
 def _busiest(snapshot: Snapshot) -> str:
@@ -255,9 +256,9 @@ def _recent(snapshot: Snapshot) -> Counter[tuple[str, str]]:
     """The jobs that ended within the last half hour, by queue and state."""
     since = snapshot.at.replace(second=0, microsecond=0) - timedelta(minutes=_MINUTES // 2)
     recent: Counter[tuple[str, str]] = Counter()
-    for (queue, state, at), jobs in snapshot.ended.items():
+    for (queue, state, at), number in snapshot.ended.items():
         if at > since:
-            recent[queue, state] += jobs
+            recent[queue, state] += number
     return recent
 
 

@@ -29,12 +29,13 @@ def fair_shares(wants: Sequence[Want], slots: int) -> list[float]:
     >>> fair_shares([Want(100), Want(100, weight=3), Want(1)], 9)
     [2.0, 6.0, 1.0]
     """
-    order = sorted(range(len(wants)), key=lambda nr: wants[nr].slots / wants[nr].weight)
+    wanted = [(want.slots, want.weight) for want in wants]
     shares = [0.0] * len(wants)
-    left, weights = float(slots), sum(want.weight for want in wants if want.slots)
-    for nr in order:
-        want = wants[nr]
-        if want.slots:
-            shares[nr] = min(float(want.slots), left / weights * want.weight)
-            left, weights = left - shares[nr], weights - want.weight
+    able = [nr for nr, (most, _) in enumerate(wanted) if most]
+    able.sort(key=lambda nr: wanted[nr][0] / wanted[nr][1])
+    left, weights = float(slots), sum(wanted[nr][1] for nr in able)
+    for nr in able:
+        most, weight = wanted[nr]
+        shares[nr] = min(float(most), left / weights * weight)
+        left, weights = left - shares[nr], weights - weight
     return shares

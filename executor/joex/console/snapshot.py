@@ -1,8 +1,8 @@
 """The statistics of all queues as of one moment, which all viewers of a console share.
 
 A snapshot is read when a viewer asks for one and the last one is old enough: without viewers the console reads nothing.
-The pause between two grows with what the last one cost, so that all viewers together cost the server at most a fiftieth
-of one of its processors, however large the queues are.
+The pause between two grows with how long the server took for the last one, so that it spends at most a hundredth of the
+time on them, however large the queues are and however many viewers there are. (`joex.console.pace` has the rest.)
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _log = logging.getLogger("joex")
 
 SHORTEST_PAUSE = 2.0
 """Seconds from the end of a reading to the beginning of the next one, at least."""
-SHARE = 0.02
-"""The part of the time that readings take, at most."""
+SHARE = 0.01
+"""The part of the time that the server reads, at most."""
 PATIENCE = 0.2
 """Seconds for which a viewer waits for a new snapshot; one that takes longer is for the next viewers."""
 OVERDUE = 10.0
@@ -131,11 +131,16 @@ class Queue:
         """A group by its name."""
         return next((one for one in self.groups if one.stats.group == name), None)
 
+    @cached_property
+    def wants(self) -> Sequence[Want]:
+        """What each of its groups could use."""
+        return [want_of(one.stats) for one in self.groups]
+
     def with_settings(self, name: str, weight: int, most: int | None, *, paused: bool) -> dict[str, float]:
         """The fair shares of all groups if this one had these settings."""
         wants = [
-            Want(_jobs(one), weight, most, paused) if one.stats.group == name else want_of(one.stats)
-            for one in self.groups
+            Want(want.jobs, weight, most, paused) if one.stats.group == name else want
+            for one, want in zip(self.groups, self.wants, strict=True)
         ]
         shares = fair_shares(wants, self.slots or 0)
         return {one.stats.group: share for one, share in zip(self.groups, shares, strict=True)}
@@ -248,8 +253,7 @@ class Snapshots:
                 self._current, self._trouble = await self._read(connection), None
             self._seen = changes
         except (DatabaseUnavailable, ConfigError) as error:
-            self._trouble = error
-        self._cost = self._clock() - self._begun
+            self._trouble, self._cost = error, self._clock() - self._begun
         self._next_at = self._begun + max(SHORTEST_PAUSE, self._cost / SHARE)
 
     async def _read(self, connection: Connection) -> Snapshot:
@@ -271,6 +275,7 @@ class Snapshots:
         cursors = await stats.cursors(connection)
         living = await executors.list_executors(connection, most=_MOST_EXECUTORS)
         of_workers = await stats.queues_of_workers(connection)
+        self._cost = self._clock() - self._begun  # of the server; what follows is this process's own
         return Snapshot(
             1 if last is None else last.number + 1,
             now,
@@ -289,10 +294,6 @@ def _retrieve(reading: asyncio.Task[None]) -> None:
 def want_of(one: GroupStats) -> Want:
     """What a group could use."""
     return Want(one.waiting + one.scheduled + one.running, one.weight, one.max_running, one.paused)
-
-
-def _jobs(one: Group) -> int:
-    return want_of(one.stats).jobs
 
 
 def _queues(

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope as CallScope
 
+from joex.console.pace import Pace
 from joex.console.snapshot import Snapshot, Snapshots
 from joex.core.access import Scope
 from joex.core.duration import span
@@ -27,9 +28,13 @@ _STATIC = ("console.css", "console.js", "idiomorph-0.8.0.min.js", "icon.svg")
 
 
 class Views:
-    """Renders the templates of this package."""
+    """Renders the templates of this package.
 
-    def __init__(self) -> None:
+    Args:
+        pace: how often pages ask again.
+    """
+
+    def __init__(self, pace: Pace) -> None:
         self._templates = Environment(
             loader=PackageLoader("joex.console"),
             autoescape=True,
@@ -43,7 +48,7 @@ class Views:
         }  # fmt: skip
         folder = resources.files("joex.console") / "static"
         digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()[:12] for name in _STATIC}
-        self._templates.globals |= {"digests": digests}
+        self._templates.globals |= {"digests": digests, "paced": pace.every}
         self._boot = secrets.token_hex(4)  # numbers of snapshots begin anew with each process
 
     def page(
