@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from joex import Client
 from joex.console.app import create_console
@@ -22,6 +22,8 @@ from tests.support.waiting import PATIENCE
 ROOT = Path(__file__).resolve().parents[2]
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 800}
+
+expect.set_options(timeout=PATIENCE * 1000)
 
 
 @pytest.fixture(scope="session")
@@ -107,3 +109,14 @@ def pages(shop: dict[str, UUID]) -> Callable[[], list[str]]:
         "/periodic?timer=Mon..Fri+8:00&zone=Europe/Zurich", f"/jobs/{shop['running']}", f"/jobs/{shop['failed']}",
     ]  # fmt: skip
     return lambda: paths
+
+
+async def live(page: Page, text: str) -> None:
+    """Wait until a page shows a text without having been loaded again."""
+    await expect(page.locator("main")).to_contain_text(text)
+    assert await page.evaluate("window.isTheSame") is True
+
+
+async def not_loaded_again(page: Page) -> None:
+    """Mark a page, so that `live` would notice that it was loaded again."""
+    await page.evaluate("window.isTheSame = true")

@@ -10,34 +10,20 @@ from uuid import UUID
 import asyncpg
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
 from joex import Client
 from joex.core.access import Scope
 from joex.core.job import NewJob
 from joex.store import audit, runs, tokens
-from tests.browser.conftest import PHONE, Viewer
+from tests.browser.conftest import PHONE, Viewer, live, not_loaded_again
 from tests.support.postgres import TestServer
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, finish, size_pool, take
-from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("shop")
 
-expect.set_options(timeout=PATIENCE * 1000)
-
 ATTACK = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"&amp;{{7*7}}\u202e"
-
-
-async def live(page: Page, text: str) -> None:
-    """Wait until a page shows a text without having been loaded again."""
-    await expect(page.locator("main")).to_contain_text(text)
-    assert await page.evaluate("window.isTheSame") is True
-
-
-async def not_loaded_again(page: Page) -> None:
-    """Mark a page, so that `live` would notice that it was loaded again."""
-    await page.evaluate("window.isTheSame = true")
 
 
 async def test_a_person_finds_the_tenant_that_waits_and_why_and_what_weight_3_would_change(
