@@ -1,5 +1,6 @@
 """The Deployment of a replica: all of it, its settings, and the fields that a template may change."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 
 from joex.config import load_settings
 from joex_operator.api.objects import SpecError
+from joex_operator.api.spec import JoexPoolSpec
+from joex_operator.decide.manifests import deployment as module
 from joex_operator.decide.manifests import replica_deployment, template_hash
 from joex_operator.decide.manifests.environment import literal
 from tests.unit.joex_operator.builders import pool
@@ -225,6 +228,7 @@ def test_the_hash_is_the_same_for_all_replicas_and_each_time():
         {"image": "shop:7"},
         {"queues": ["mail"]},
         {"drain": {"timeout": "2h"}},
+        {"drain": {"onTimeout": "Terminate"}},
         {"template": {"metadata": {"annotations": {"restarted": "today"}}}},
         {"template": {"spec": {"nodeSelector": {"disk": "fast"}}}},
     ],
@@ -243,6 +247,43 @@ def test_the_hash_changes_with_the_operators_image_where_the_pool_has_none():
 )
 def test_the_hash_does_not_change_with_what_leaves_the_pods_alone(spec):
     assert template_hash(pool(**spec), "joex:1") == template_hash(pool(), "joex:1")
+
+
+OWN_PARTS = {
+    "requests": ("_REQUESTS", {"cpu": "1"}),
+    "security": ("_RESTRICTED", {}),
+    "annotations": ("_MOVABLE", {"new": "yes"}),
+    "probes": ("_probe", lambda path, **_: {"exec": {"command": ["joex", path]}}),
+    "environment": ("environment", lambda _pool, index: [{"name": "JOEX_NEW", "value": str(index)}]),
+}
+
+
+@pytest.mark.parametrize(("name", "changed"), OWN_PARTS.values(), ids=list(OWN_PARTS))
+def test_a_version_of_the_operator_that_adds_something_else_to_the_pods_replaces_none(monkeypatch, name, changed):
+    given: dict[str, Any] = {"image": "shop:7", "template": {"spec": {"nodeSelector": {"disk": "fast"}}}}
+    before = deployment(**given)
+    monkeypatch.setattr(module, name, changed)
+    after = deployment(**given)
+    assert after["spec"] != before["spec"]
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+
+
+def test_a_version_of_the_crd_that_has_another_field_replaces_no_executor():
+    class NewerSpec(JoexPoolSpec):
+        colour: str = "red"
+
+    def newer(**more):
+        given = pool(image="shop:7", retries=9).spec.model_dump(exclude_defaults=True)
+        return replace(pool(), spec=NewerSpec.model_validate({**given, **more}))
+
+    assert template_hash(newer(), "joex:1") == template_hash(pool(image="shop:7", retries=9), "joex:1")
+    assert template_hash(newer(colour="blue"), "joex:1") != template_hash(newer(), "joex:1")
+
+
+def test_the_hash_stays_from_version_to_version():
+    """Another one replaces every executor with the upgrade: only a change in what users mean is worth that."""
+    one = pool(queues=["mail"], drain={"timeout": "2m"}, template={"metadata": {"annotations": {"restarted": "today"}}})
+    assert template_hash(one, "joex:1", "0123") == "a1b00a262549a7c0"
 
 
 def test_a_template_adds_what_is_not_there_and_merges_what_is():

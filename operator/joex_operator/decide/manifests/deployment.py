@@ -32,6 +32,9 @@ _KUBERNETES_GRACE = 30
 _MOVABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "tmp"}
 """The autoscaler of a cluster removes no node with a pod that has an emptyDir, unless the pod says it can lose it."""
 
+_ABOUT_THE_POOL = {"replicas", "suspend", "scaling", "rollout"}
+"""Fields of a pool that change none of its pods."""
+
 _REQUESTS = {"cpu": "50m", "memory": "128Mi"}
 _RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 _RESTRICTED = {
@@ -70,12 +73,18 @@ def replica_deployment(pool: Pool, index: int, image: str, secret: str = "", dat
 
 
 def template_hash(pool: Pool, image: str, secret: str = "") -> str:
-    """The hash of a pool's template: the same for all replicas, and another whenever their pods or the URL change.
+    """The hash of a pool's template: the same for all replicas, and another whenever its users have changed their pods.
+
+    It covers what users write (the spec, the image, the URL), and not what the operator adds: another version of the
+    operator may add something else, and must not replace every executor. A field with its default value counts as
+    absent, because an upgrade of the CRD adds fields to all pools.
 
     Raises:
         SpecError: as `replica_deployment`.
     """
-    text = json.dumps([_deployment_spec(pool, 0, image), secret], sort_keys=True, separators=(",", ":"))
+    _deployment_spec(pool, 0, image)  # raises SpecError
+    given = pool.spec.model_dump(by_alias=True, exclude_defaults=True, exclude=_ABOUT_THE_POOL)
+    text = json.dumps([given, pool.spec.image or image, secret], sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
