@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -74,21 +75,26 @@ def reference(manifest: Mapping[str, Any]) -> Ref:
     )
 
 
-def parse_pool(manifest: Mapping[str, Any]) -> Pool:
+def parse_pool(manifest: Mapping[str, Any], *, stored: bool = False) -> Pool:
     """Parse a JoexPool.
+
+    ``stored``: it has been checked where it was stored, and unknown fields are ignored: the API server keeps those of
+    its definition only, which belongs to a newer version while this operator is being upgraded.
 
     Raises:
         SpecError: it is invalid; the message is one line that names each wrong field.
     """
-    return _parse(manifest, "JoexPool", JoexPoolSpec, LONGEST_POOL)
+    return _parse(manifest, "JoexPool", JoexPoolSpec, LONGEST_POOL, stored=stored)
 
 
-def parse_periodic(manifest: Mapping[str, Any]) -> Periodic:
-    """Parse a PeriodicTask. Raises as `parse_pool`."""
-    return _parse(manifest, "PeriodicTask", PeriodicTaskSpec, LONGEST_TASK)
+def parse_periodic(manifest: Mapping[str, Any], *, stored: bool = False) -> Periodic:
+    """Parse a PeriodicTask. As `parse_pool`."""
+    return _parse(manifest, "PeriodicTask", PeriodicTaskSpec, LONGEST_TASK, stored=stored)
 
 
-def _parse(manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: int) -> Resource[_Spec]:
+def _parse(
+    manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: int, *, stored: bool
+) -> Resource[_Spec]:
     for field, expected in (("apiVersion", API_VERSION), ("kind", kind)):
         if manifest.get(field) != expected:
             raise SpecError(f"{field}: expected {expected}; got {manifest.get(field)!r}")
@@ -100,6 +106,10 @@ def _parse(manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: 
         spec = model.model_validate(manifest.get("spec"))
     except ValidationError as error:
         problems = error.errors(include_url=False)
+        unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
+        if stored and unknown:
+            known = {**manifest, "spec": _without(manifest["spec"], unknown)}
+            return _parse(known, kind, model, longest, stored=False)
         reasons = {_REASONS.get(problem["loc"], "InvalidSpec") for problem in problems}
         reason = reasons.pop() if len(reasons) == 1 else "InvalidSpec"
         raise SpecError("; ".join(problem_line(one, "spec") for one in problems), reason) from error
@@ -112,6 +122,17 @@ def _parse(manifest: Mapping[str, Any], kind: str, model: type[_Spec], longest: 
         generation=metadata.get("generation", 1),
         deleted_at=datetime.fromisoformat(deleted_at) if deleted_at else None,
     )
+
+
+def _without(spec: Any, fields: Iterable[tuple[int | str, ...]]) -> Any:
+    """A copy of a spec without these fields, each given by its path."""
+    copy = deepcopy(spec)
+    for *path, name in fields:
+        part = copy
+        for step in path:
+            part = part[step]
+        del part[name]
+    return copy
 
 
 def problem_line(problem: Any, root: str = "") -> str:

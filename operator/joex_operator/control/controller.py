@@ -98,7 +98,7 @@ class Controller:
         """Parse a pool at once, so that its periodic tasks find it in whichever order the queue runs."""
         self._refused.pop(key, None)
         try:
-            self._pools[key] = parse_pool(manifest)
+            self._pools[key] = parse_pool(manifest, stored=True)
         except SpecError as error:
             self._pools.pop(key, None)
             self._refused[key] = error

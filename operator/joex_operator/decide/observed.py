@@ -226,7 +226,9 @@ def _problems(status: Mapping[str, Any]) -> Iterator[str]:
     for one in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         state = one.get("state", {})
         ended = state.get("terminated") or one.get("lastState", {}).get("terminated") or {}
-        if "running" in state:
+        # A container that fails again and again runs for a moment between its ends: it keeps its problem meanwhile.
+        fails_again = one.get("restartCount", 0) >= _RESTARTS and one.get("started") is False
+        if "running" in state and not fails_again:
             continue
         # While it waits for its restart, the reason of its end says more than that it waits.
         if ended.get("exitCode"):

@@ -79,7 +79,7 @@ def desired_row(manifest: Mapping[str, Any], pools: Mapping[str, Pool | None]) -
     ref = reference(manifest)
     desired = DesiredRow(ref, row_id(ref.namespace, ref.name), str((manifest.get("spec") or {}).get("pool")))
     try:
-        task = parse_periodic(manifest)
+        task = parse_periodic(manifest, stored=True)
         pool = pools.get(desired.pool)
         if pool is not None:
             return replace(desired, row=_row(task, pool))

@@ -119,6 +119,25 @@ def test_a_deletion_that_is_told_late_takes_no_successor_with_it() -> None:
     assert cache.replicas("prod", "p", "pool-uid") == []
 
 
+REFUSED = {"terminated": {"reason": "Error", "exitCode": 2, "message": "joex: use a newer joex"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"restartCount": 2, "started": False}, "Error: exit code 2: joex: use a newer joex"),
+        ({"restartCount": 2, "started": True}, None),
+        ({"restartCount": 1, "started": False}, None),
+    ],
+)
+def test_a_container_that_fails_again_and_again_keeps_its_last_words_while_it_starts_once_more(
+    more: dict[str, Any], problem: str | None
+) -> None:
+    """Its pool would tell in turn that it fails and that it starts."""
+    executor = {"name": "executor", **container(ready=False, last=REFUSED), **more}
+    assert replica_of(deployment(), pod(containerStatuses=[executor])).problem == problem
+
+
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
 def test_a_pod_that_has_ended_is_gone_though_its_object_stays(phase: str) -> None:
     replica = replica_of(deployment(), pod(phase=phase))

@@ -1,6 +1,7 @@
 """The objects: defaults, and one line for each error."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,20 @@ def test_bounds_of_numbers_are_those_of_the_settings(name):
 
 def test_every_field_says_what_it_is():
     assert all(field.description for field in JoexPoolSpec.model_fields.values())
+
+
+def test_an_operator_that_is_older_than_the_definition_of_a_pool_ignores_fields_of_the_newer_version():
+    """Helm upgrades the definition first, and the API server fills in its defaults."""
+    newer: dict[str, Any] = {
+        "colour": "red",
+        "scaling": {"maxReplicas": 3, "shape": {"a": 1}, "behavior": {"scaleUp": {"speed": 1}}},
+        "template": {"colour": "kept"},
+    }
+    pool = parse_pool(manifest(**newer), stored=True)
+    assert pool == parse_pool(manifest(scaling={"maxReplicas": 3}, template={"colour": "kept"}))
+    with pytest.raises(SpecError, match=r"^spec\.poolSize: Input should be greater than or equal to 1; got 0$"):
+        parse_pool(manifest(**newer, poolSize=0), stored=True)
+    assert parse_periodic(periodic(colour="red"), stored=True) == parse_periodic(periodic())
 
 
 def test_deletion_is_read_with_its_time():
