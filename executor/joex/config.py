@@ -115,7 +115,7 @@ class Settings(BaseSettings):
         None, description="longest a drain waits if a signal started it; none: as drain_timeout"
     )
     startup_wait: Duration = Field(
-        timedelta(0), description="wait this long at the start for the database and its schema"
+        timedelta(0), description="wait this long at the start for the database, and for a schema in it"
     )
     retention: Duration = Field(timedelta(days=7), description="keep finished jobs and their logs this long")
     retention_failed: Duration = Field(timedelta(days=30), description="keep failed jobs and their logs this long")

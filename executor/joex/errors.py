@@ -51,7 +51,17 @@ class NotYours(ConfigError):
 
 
 class SchemaError(ConfigError):
-    """The database has no Joex schema, or one of another version."""
+    """The database has no Joex schema, or one that this version can't use, or would not change.
+
+    Attributes:
+        reason: one word, for a condition: ``SchemaMissing``, ``SchemaTooOld`` (this version needs a migration),
+            ``SchemaTooNew`` (the schema needs a newer version), ``MigrationLocksOut`` (living executors
+            need a newer version before the migration).
+    """
+
+    def __init__(self, message: str, reason: str = "SchemaMissing") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class DatabaseUnavailable(JoexError):

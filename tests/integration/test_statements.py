@@ -19,7 +19,7 @@ for module in pkgutil.iter_modules(joex.store.__path__, "joex.store."):
 # Statements that run before there is a schema.
 MIGRATION = {
     "SELECT coalesce(max(number), 0) FROM joex_private.migration",
-    "INSERT INTO joex_private.migration (number, name, definitions) VALUES ($1, $2, $3)",
+    "INSERT INTO joex_private.migration (number, name, min_reader, definitions) VALUES ($1, $2, $3, $4)",
     "SELECT definitions FROM joex_private.migration WHERE number = $1",
 }
 NO_JOB = "'00000000-0000-0000-0000-000000000000'::uuid"

@@ -7,12 +7,15 @@ is a new number.
 """
 
 import re
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "d8ffef11f3a4fb68"
+DIGEST = "d001ba2fbf88dd3c"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():
@@ -26,6 +29,28 @@ def test_the_functions_change_only_together_with_a_new_numbered_migration():
 
 def test_migrations_are_numbered_without_a_gap():
     assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+TAKES_AWAY = re.compile(
+    r"\bDROP (TABLE|COLUMN|FUNCTION|VIEW|TYPE|DOMAIN|SEQUENCE|TRIGGER)\b"
+    r"|\bRENAME\b|\bSET NOT NULL\b|\bALTER COLUMN \w+ TYPE\b",
+    re.IGNORECASE,
+)
+"""What programs of earlier versions may miss, or may not be able to write any more."""
+
+
+@pytest.mark.parametrize(
+    "sql", ["DROP TABLE a", "ALTER TABLE a RENAME b TO c", "ALTER TABLE a ALTER COLUMN b TYPE text"]
+)
+def test_what_takes_something_away_is_noticed(sql):
+    assert TAKES_AWAY.search(sql)
+
+
+def test_a_migration_that_takes_something_away_names_the_oldest_version_that_may_use_the_schema():
+    """Else executors of earlier versions, which may be at work, fail after the migration, and nothing says why."""
+    for before, one in pairwise(migrations()):
+        assert before.min_reader <= one.min_reader <= one.number, one.name
+        assert one.min_reader > before.min_reader or not TAKES_AWAY.search(one.sql), one.name
 
 
 def test_no_migration_is_empty():

@@ -79,10 +79,10 @@ def database(url: str | None) -> Iterator[str]:
             server.close()
 
 
-async def migrate_database(url: str) -> list[str]:
+async def migrate_database(url: str, *, lock_out: bool = False) -> list[str]:
     """Migrate a database to this version's schema; returns the names of the steps that were applied."""
     connection = await connect(url, name="joex migrate")
     try:
-        return await migrate(connection, tell=note)
+        return await migrate(connection, tell=note, lock_out=lock_out)
     finally:
         await connection.close()

@@ -144,7 +144,8 @@ class Executor:
         """Run until it has drained. ``services`` run beside it all the time (the HTTP interface).
 
         Raises:
-            SchemaError, DatabaseUnavailable: at the start, before the executor takes jobs.
+            SchemaError, DatabaseUnavailable: at the start, before the executor takes jobs. SchemaError also when it has
+                lost its lease, and a migration has made the schema too new for it.
             ConfigError: at the start, or when it has drained because the database refused its logins for a minute.
         """
         polls = self.settings.poll_interval is not None
@@ -224,14 +225,18 @@ class Executor:
         task_connections: TaskConnections,
         processes: Processes | None,
     ) -> Resources:
-        """Prepare; wait for `startup_wait` until the database has this version's schema, and takes writes."""
+        """Prepare; wait for `startup_wait` until the database has a schema, and takes writes.
+
+        A schema of another version is not worth a wait: whoever started this executor should see why it does not start.
+        """
         give_up = clock() + self.settings.startup_wait.total_seconds()
         trouble = Trouble("start", self._emit)
         while True:
             try:
                 resources = await self._prepare(pool, bulk_pool, task_connections, processes)
             except (DatabaseUnavailable, SchemaError) as error:
-                if clock() >= give_up:
+                is_final = isinstance(error, SchemaError) and error.reason != "SchemaMissing"
+                if is_final or clock() >= give_up:
                     raise
                 await asyncio.sleep(min(trouble.failed(error), max(give_up - clock(), 0.0)))
             else:
@@ -317,6 +322,8 @@ class Executor:
                         connection, me, self.settings.most_losses, gone, marks=observed.marks
                     )
             except (JoexError, OSError) as error:
+                if isinstance(error, SchemaError) and error.reason == "SchemaTooNew":
+                    raise
                 observed.break_off()
                 retry_in = trouble.failed(error)
             else:

@@ -9,7 +9,9 @@ import os
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 
 import asyncpg
@@ -25,15 +27,18 @@ TOO_LARGE = "JX003"
 
 GROUP_FULL = "JX004"
 """The SQLSTATE with which joex.submit refuses a job of a group that has as many waiting jobs as it may."""
+SCHEMA_TOO_NEW = "JX005"
+"""The SQLSTATE with which joex_private.register refuses an executor that is too old for the schema."""
 
 READ_ONLY = "it is read-only (a standby, or set to be)"
 """Why a server that answers does not count as available."""
 
-_OURS: dict[str, type[JoexError]] = {
+_OURS: dict[str, Callable[[str], JoexError]] = {
     LEASE_LOST: LeaseLost,
     OLD_SNAPSHOT: ConfigError,
     TOO_LARGE: InvalidJob,
     GROUP_FULL: GroupFull,
+    SCHEMA_TOO_NEW: partial(SchemaError, reason="SchemaTooNew"),
 }
 _READ_ONLY = "25006"
 # SQLSTATEs, or their beginnings: a class has two characters.

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from joex.core.lease import Beat, Mark, ServerStart
 from joex.store.errors import translated
+from joex.store.migrate import known_version
 from joex.store.statement import Connection, columns, statement
 
 EXECUTOR_LIVES = 1785685001
@@ -24,7 +25,7 @@ _REGISTER = statement(f"""
            extract(epoch FROM r.silent)::float8 AS other_silent, r.mark
     FROM joex_private.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[],
                                $9::text[], $10::integer, $11::text, $12::interval, $13::boolean, $14::integer,
-                               $15::integer, $16::float8[], $17::bigint[]) r
+                               $15::integer, $16::float8[], $17::bigint[], $18::integer) r
 """)  # noqa: S608 - put together of constants
 _SERVE = statement("SELECT joex_private.serve_queue($1::text)")
 _QUEUE_HOLDERS = statement("""
@@ -159,6 +160,9 @@ async def register(
 
     ``gone``: the id of an earlier executor whose process certainly does not exist any more; ``marks``: what the caller
     has observed of it.
+
+    Raises:
+        SchemaError: a migration has made the schema too new for this version.
     """
     with translated():
         row: Any = await connection.fetchrow(
@@ -180,6 +184,7 @@ async def register(
             gone,
             [mark.age for mark in marks],
             [mark.id for mark in marks],
+            known_version(),
         )
     other = None
     if row["other_id"] is not None:

@@ -3,8 +3,9 @@
 The numbered files of ``migrations/`` run once each, in one transaction. It locks the table of those that have run, so
 that any number of pods may run them at their start; of those that would make the schemas, the server lets one do it.
 When a number was added, the migration redefines the functions, views and triggers (``sql/*.sql``) that have changed; a
-change of these alone therefore comes with a numbered file too. Migrations are forward-only, and each leaves the schemas
-usable for executors of the version before, which may still be running.
+change of these alone therefore comes with a numbered file too. Migrations are forward-only. A migration adds, and
+leaves the schemas usable for programs of earlier versions. One that takes something away from them names the oldest
+version that may use the schema from then on (``-- min_reader: N``), and is not made while older executors live.
 
 To redefine a view or a trigger, a migration needs a lock that waits for each transaction that has used the view, or has
 written to the table, even if it is idle; and all later transactions wait behind that lock. So a migration waits for a
@@ -29,6 +30,8 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 OLDEST_SERVER = 16
+LOCK_OUT = "--lock-out-executors"
+"""The flag of ``joex migrate`` that makes a migration though executors that live are too old for it."""
 
 _PATIENCE = 60.0
 _PAUSE = 1.0
@@ -57,10 +60,12 @@ _VERSIONS_TABLE = """
         number       integer PRIMARY KEY,
         name         text NOT NULL,
         applied_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+        min_reader   integer NOT NULL,              -- from here on, a program must know this version, or a newer one
         definitions  text[] NOT NULL DEFAULT '{}'   -- digests of the functions, views and triggers as they are since
     )
 """
 _HAS_VERSIONS = statement("SELECT to_regclass('joex_private.migration') IS NOT NULL")
+_NO_PUBLIC = "the database has the schema joex_private, and no schema joex"
 _HAS_PUBLIC = statement("SELECT to_regnamespace('joex') IS NOT NULL")
 _SECURE = statement("SELECT joex_private.secure()")
 _SECURE_ONLY = statement("SELECT joex_private.secure(p_grants => false)")
@@ -82,17 +87,32 @@ _PLANTED = statement("""
     ORDER BY f.kind = 'pg_namespace'::regclass::oid DESC, f.kind DESC, f.oid LIMIT 1
 """)
 _VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
+_MIN_READER = statement("SELECT coalesce(max(min_reader), 0) FROM joex_private.migration")
 _DEFINED = "SELECT definitions FROM joex_private.migration WHERE number = $1"
-_RECORD = "INSERT INTO joex_private.migration (number, name, definitions) VALUES ($1, $2, $3)"
+_RECORD = "INSERT INTO joex_private.migration (number, name, min_reader, definitions) VALUES ($1, $2, $3, $4)"
+# (An executor lives that has renewed its lease within five: this reads a clock, and ends nothing. It does not rely on
+# the rescue of dead executors: the operator, or executor, that would do it may be waiting for this very migration.)
+_TOO_OLD = statement("""
+    SELECT e.app_id FROM joex_private.executor e JOIN joex_private.lease l ON l.executor_id = e.id
+    WHERE e.left_at IS NULL AND e.schema_version < $1::integer AND l.heartbeat_at > clock_timestamp() - e.lease * 5
+    ORDER BY e.app_id
+""")
+_DRAIN = statement("SELECT joex_private.drain($1::text)")
+_MOST_NAMED = 3
+_FIELD = re.compile(r"^-- min_reader: (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered file."""
+    """One numbered file.
+
+    ``min_reader``: the oldest version of the schema that a program may know to use the schema after this migration.
+    """
 
     number: int
     name: str
     sql: str
+    min_reader: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +133,18 @@ class Definition:
 
 
 def migrations() -> list[Migration]:
-    """The numbered migrations of this version, in order."""
-    return [
-        Migration(int(name.partition("_")[0]), name.removesuffix(".sql"), text) for name, text in _files("migrations")
-    ]
+    """The numbered migrations of this version, in order. One without ``min_reader`` has that of the one before."""
+    found: list[Migration] = []
+    for name, text in _files("migrations"):
+        given = _FIELD.search(text)
+        min_reader = int(given[1]) if given else found[-1].min_reader
+        found.append(Migration(int(name.partition("_")[0]), name.removesuffix(".sql"), text, min_reader))
+    return found
+
+
+def known_version() -> int:
+    """The number of the newest migration that this version knows."""
+    return migrations()[-1].number
 
 
 def definitions() -> list[Definition]:
@@ -142,19 +170,25 @@ async def schema_version(connection: Connection) -> int:
 
 
 async def migrate(
-    connection: Connection, *, patience: float = _PATIENCE, tell: Callable[[str], None] = lambda _line: None
+    connection: Connection,
+    *,
+    patience: float = _PATIENCE,
+    tell: Callable[[str], None] = lambda _line: None,
+    lock_out: bool = False,
 ) -> list[str]:
     """Migrate the database to this version's schema; returns the names of the migrations that this call applied.
 
-    Safe to call from many processes at once: they wait for each other, and all but the first find nothing to do.
+    Safe to call from many processes at once: they wait for each other, and all but the first find nothing to do. So
+    does a call on a newer schema that this version may use.
 
     Args:
         connection: in no transaction.
         patience: seconds for which it retries while other transactions are in the way.
         tell: gets a line that names these transactions, each time that they change, if they can be named.
+        lock_out: migrate though executors that live are too old for the new schema: they drain, and can't start again.
 
     Raises:
-        SchemaError: the database has the schema of a newer version.
+        SchemaError: the schema is too new for this version, or the new one would be for executors that live.
         ConfigError: the server is too old, its encoding is not UTF8, the user may not create the schema, or
             something in it belongs to a role that could run code with the user's rights.
         DatabaseUnavailable: other transactions were in the way all the time; nothing was done.
@@ -164,7 +198,7 @@ async def migrate(
         await _check_database(connection)
         while True:
             try:
-                return await _migrate_now(connection, is_long=is_long)
+                return await _migrate_now(connection, is_long=is_long, lock_out=lock_out)
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 rows = await connection.fetch(_IN_THE_WAY)
             is_long = not all(row["is_client"] for row in rows)
@@ -181,7 +215,7 @@ async def migrate(
             await asyncio.sleep(_PAUSE * (3 if is_long else 1))
 
 
-async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
+async def _migrate_now(connection: Connection, *, is_long: bool, lock_out: bool) -> list[str]:
     """Migrate, or give up if a lock is not free at once (is_long: after ``deadlock_timeout``)."""
     known = migrations()
     async with connection.transaction():
@@ -191,13 +225,17 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
         if await connection.fetchval(_HAS_VERSIONS):
             await connection.execute(_LOCK)
         version = await schema_version(connection)
-        _refuse_newer(version, known)
+        await _refuse_too_new(connection, version, known[-1].number)
         missing = [migration for migration in known if migration.number > version]
         has_public = await connection.fetchval(_HAS_PUBLIC)  # DROP SCHEMA joex alone leaves all jobs where they are
         if not missing and has_public:
             await connection.execute(_SECURE_ONLY)  # a dump without rights may have been restored
             return []
+        if version > known[-1].number:
+            raise SchemaError(f"{_NO_PUBLIC}, and version {version} of the rest: run 'joex migrate' of a newer joex")
         await connection.execute(_WAIT_BRIEFLY, is_long)
+        if missing and version:
+            await _spare_or_drain(connection, missing[-1], lock_out=lock_out)
         try:
             await connection.execute(_VERSIONS_TABLE)
         except asyncpg.UniqueViolationError as error:
@@ -207,41 +245,66 @@ async def _migrate_now(connection: Connection, *, is_long: bool) -> list[str]:
         # (After the numbered files: one that drops a view removes its digest here.)
         defined = set(await connection.fetchval(_DEFINED, version) or ()) if has_public else set()
         wanted = definitions()
-        await connection.execute("\n".join(one.sql for one in wanted if one.digest not in defined))
+        if changed := [one.sql for one in wanted if one.digest not in defined]:  # (asyncpg fails on an empty text)
+            await connection.execute("\n".join(changed))
         await connection.execute(_SECURE)
         digests = [one.digest for one in wanted]
-        await connection.executemany(_RECORD, [(one.number, one.name, digests) for one in missing])
+        await connection.executemany(_RECORD, [(one.number, one.name, one.min_reader, digests) for one in missing])
     return [migration.name for migration in missing]
 
 
 async def check_schema(connection: Connection) -> None:
-    """Check that the database has the schema of this version.
-
-    A newer schema is refused: an executor must not guess what later versions mean.
+    """Check that the database has the schema of this version, or a newer one that says that this version may use it.
 
     Raises:
-        SchemaError: it has none, an older or a newer one; the message says what to do.
+        SchemaError: it has none, an older one, or one that is too new; the message says what to do.
         ConfigError: the server is too old, or its encoding is not UTF8.
     """
-    known = migrations()
+    known = known_version()
     with translated():
         await _check_database(connection)
     version = await schema_version(connection)
-    _refuse_newer(version, known)
-    if version < known[-1].number:
-        have = f"version {version} of the Joex schema" if version else "no Joex schema"
-        raise SchemaError(f"the database has {have}, this joex needs version {known[-1].number}: run 'joex migrate'")
+    await _refuse_too_new(connection, version, known)
+    if not version:
+        raise SchemaError(f"the database has no Joex schema, this joex needs version {known}: run 'joex migrate'")
+    if version < known:
+        raise SchemaError(
+            f"the database has version {version} of the Joex schema, this joex needs version {known}: "
+            "run 'joex migrate'",
+            reason="SchemaTooOld",
+        )
     with translated():
         if not await connection.fetchval(_HAS_PUBLIC):
-            raise SchemaError("the database has the schema joex_private, and no schema joex: run 'joex migrate'")
+            raise SchemaError(f"{_NO_PUBLIC}: run 'joex migrate'")
 
 
-def _refuse_newer(version: int, known: list[Migration]) -> None:
-    if version > known[-1].number:
+async def _refuse_too_new(connection: Connection, version: int, known: int) -> None:
+    if version <= known:
+        return
+    with translated():
+        oldest = await connection.fetchval(_MIN_READER)
+    if oldest > known:
         raise SchemaError(
-            f"the database has version {version} of the Joex schema, newer than this joex "
-            f"(version {known[-1].number}): use a newer joex"
+            f"the database has version {version} of the Joex schema, which needs programs that know version {oldest}; "
+            f"this joex knows version {known}: use a newer joex",
+            reason="SchemaTooNew",
         )
+
+
+async def _spare_or_drain(connection: Connection, last: Migration, *, lock_out: bool) -> None:
+    """Refuse a migration that would lock out executors that live; ``lock_out``: let them drain instead."""
+    app_ids = [row["app_id"] for row in await connection.fetch(_TOO_OLD, last.min_reader)]
+    if app_ids and not lock_out:
+        more = f" and {len(app_ids) - _MOST_NAMED} more" if len(app_ids) > _MOST_NAMED else ""
+        raise SchemaError(
+            f"the migration to version {last.number} locks out {len(app_ids)} living executors, which don't know "
+            f"version {last.min_reader} of the schema: {', '.join(app_ids[:_MOST_NAMED])}{more}; nothing was done: "
+            "replace them with executors of the release before this one, or let them drain with "
+            f"'joex migrate {LOCK_OUT}'",
+            reason="MigrationLocksOut",
+        )
+    for app_id in app_ids:
+        await connection.execute(_DRAIN, app_id)
 
 
 async def _check_database(connection: Connection) -> None:

@@ -256,7 +256,7 @@ def database_problem(error: Exception) -> DatabaseProblem:
     """Why a database can't be used, from the error that it raised."""
     message = " ".join(str(error).split())
     if isinstance(error, SchemaError):
-        return DatabaseProblem("SchemaMissing", message)
+        return DatabaseProblem(error.reason, message)
     if isinstance(error, ConfigError):
         return DatabaseProblem("ConnectionRefused", message)
     if isinstance(error, DatabaseUnavailable):

@@ -23,8 +23,11 @@ class Condition:
     bad: bool = False
 
 
-_MISTAKES = ("InvalidURL", "SecretKeyMissing", "SecretMissing", "SecretUnreadable", "UrlUnknown")
-"""Reasons that a user can fix in the cluster, so that Ready, which users read first, has them too."""
+_MISTAKES = (
+    "InvalidURL", "MigrationLocksOut", "SchemaMissing", "SchemaTooNew", "SchemaTooOld", "SecretKeyMissing",
+    "SecretMissing", "SecretUnreadable", "UrlUnknown",
+)  # fmt: skip
+"""Reasons that a user can fix, so that Ready, which users read first, has them too."""
 
 
 def conditions(pool: Pool, observed: ObservedPool, plan: Plan, failure: str = "") -> list[Condition]:

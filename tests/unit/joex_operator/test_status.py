@@ -55,11 +55,9 @@ READY = [
     (seen(replica(0, Phase.DRAINING, 1)), {"suspend": True}, "True", "Suspended"),
     (seen(), {"deleted_at": NOW}, "False", "Deleting"),
     (seen(replica(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
-    (
-        replace(seen(runnable=None), database_problem=DatabaseProblem("SecretMissing", "no secret")),
-        {},
-        "Unknown",
-        "SecretMissing",
+    *(
+        (replace(seen(runnable=None), database_problem=DatabaseProblem(reason, "why")), {}, "Unknown", reason)
+        for reason in ("SecretMissing", "SchemaMissing", "SchemaTooOld", "SchemaTooNew", "MigrationLocksOut")
     ),
 ]
 

@@ -6,6 +6,9 @@
 --   executor_id  held by an executor   (scheduled or running)
 --   finished_at  finished              (success, failed, cancelled)
 -- Each place has its own partial index, so that ten million finished jobs cost a take nothing.
+--
+-- The oldest version of the schema that a program may know to use this one (see ../migrate.py):
+-- min_reader: 1
 
 CREATE TYPE joex_private.job_state AS ENUM ('waiting', 'scheduled', 'running', 'stuck', 'cancelled', 'failed', 'success');
 CREATE TYPE joex_private.job_priority AS ENUM ('high', 'low');
@@ -72,6 +75,7 @@ CREATE TABLE joex_private.executor (
     pid            integer NOT NULL,
     process_start  text NOT NULL DEFAULT '',
     version        text NOT NULL,
+    schema_version integer NOT NULL DEFAULT 1,  -- the newest migration that it knows
     queues         text[] NOT NULL CHECK (cardinality(queues) > 0),
     tasks          text[] NOT NULL,
     pool_size      integer NOT NULL CHECK (pool_size > 0),

@@ -185,19 +185,26 @@ END $$;
 -- gone: it ran in the same pod; or it is p_gone (the caller saw that its process no longer exists); or the caller has observed silence
 -- that makes it dead (p_ages, p_marks). If it may be alive, this changes nothing, and returns the other executor instead of an id. If the
 -- app-id is retired (see retire), this changes nothing either. silent is for people; null if the row of the lease is missing. mark: the
--- caller's next mark.
+-- caller's next mark. p_schema_version is the newest migration that the executor knows. (It has checked that at its start: a migration may
+-- have locked it out since.)
 CREATE OR REPLACE FUNCTION joex_private.register(
     p_app_id text, p_pod_uid text, p_host text, p_boot_id text, p_pid integer, p_process_start text, p_version text,
     p_queues text[], p_tasks text[], p_pool_size integer, p_http_address text, p_lease interval, p_locks boolean,
-    p_most_losses integer, p_gone integer DEFAULT NULL, p_ages float8[] DEFAULT '{}', p_marks bigint[] DEFAULT '{}'
+    p_most_losses integer, p_gone integer DEFAULT NULL, p_ages float8[] DEFAULT '{}', p_marks bigint[] DEFAULT '{}',
+    p_schema_version integer DEFAULT 1
 ) RETURNS TABLE (id integer, reclaimed bigint, other joex_private.executor, retired boolean, silent interval, mark bigint)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     v_certain boolean;
     v_silent record;
+    v_min_reader CONSTANT integer := (SELECT max(m.min_reader) FROM joex_private.migration m);
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.register');
+    IF p_schema_version < v_min_reader THEN
+        RAISE EXCEPTION 'the Joex schema needs programs that know version %; this executor knows version %: use a newer joex',
+            v_min_reader, p_schema_version USING ERRCODE = 'JX005';
+    END IF;
     reclaimed := 0;
     retired := NOT joex_private.lock_app_id(p_app_id);
     mark := joex.horizon();
@@ -233,10 +240,10 @@ BEGIN
         EXIT WHEN NOT EXISTS (SELECT FROM joex_private.executor e WHERE e.id = register.id)
                   AND NOT EXISTS (SELECT joex_private.held_by(register.id));     -- (jobs of an executor whose row was deleted)
     END LOOP;
-    INSERT INTO joex_private.executor (id, app_id, pod_uid, host, boot_id, pid, process_start, version, queues, tasks, pool_size,
-                                       http_address, lease, locks, started_at)
-    VALUES (id, p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_queues, p_tasks, p_pool_size,
-            p_http_address, p_lease, p_locks, clock_timestamp());
+    INSERT INTO joex_private.executor (id, app_id, pod_uid, host, boot_id, pid, process_start, version, schema_version, queues,
+                                       tasks, pool_size, http_address, lease, locks, started_at)
+    VALUES (id, p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_schema_version, p_queues,
+            p_tasks, p_pool_size, p_http_address, p_lease, p_locks, clock_timestamp());
     INSERT INTO joex_private.lease (executor_id, heartbeat_at, beat) VALUES (id, clock_timestamp(), mark);
     PERFORM joex_private.notify_operators(p_app_id);
     PERFORM joex_private.announce_executor('executor-joined', id);

@@ -1,0 +1,249 @@
+"""Programs of one version on the schema of the next, to which a migration has added, or from which it took something.
+
+The programs of these tests are this version's. The schema of the next one is made by a numbered file that only the
+migration sees.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import joex
+from joex.cli import call
+from joex.config import Settings
+from joex.core.events import DatabaseTrouble, Registered
+from joex.errors import SchemaError
+from joex.runtime.executor import Executor
+from joex.store import migrate as module
+from joex.store import pools
+from joex.store.database import connect
+from joex.store.migrate import LOCK_OUT, check_schema, migrate, migrations, schema_version
+from joex_operator.control.database import Database, database_problem
+from tests.support.apps import AnyClient
+from tests.support.processes_inside import LONG, Inside, executor_inside
+from tests.support.waiting import PATIENCE, EventLog
+
+pytestmark = pytest.mark.postgres(16, 18)
+
+KNOWN = migrations()[-1].number
+NEXT = KNOWN + 1
+ADDS = """
+    CREATE TABLE joex_private.added (id integer PRIMARY KEY);
+    DO $$ DECLARE t regclass; BEGIN
+        FOR t IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'joex_private'::regnamespace
+                                                    AND c.relkind IN ('r', 'p') AND NOT c.relispartition LOOP
+            EXECUTE format('ALTER TABLE %s ADD COLUMN added text', t);
+        END LOOP;
+    END $$;
+"""
+SILENT = "UPDATE joex_private.executor SET lease = '1us'"
+TAKES_AWAY = f"-- min_reader: {NEXT}\nSELECT 1"
+TOO_NEW = rf"version {NEXT} .* needs programs that know version {NEXT}; this joex knows version {KNOWN}: use a newer"
+
+
+@pytest.fixture
+def upgrade(monkeypatch, another_connection):
+    """Migrates the database as the next version does, whose numbered file has this SQL."""
+
+    async def run(sql: str, **how: Any) -> list[str]:
+        connection = await another_connection()
+        with next_version(monkeypatch, sql):
+            return await migrate(connection, **how)
+
+    return run
+
+
+@contextmanager
+def next_version(monkeypatch: pytest.MonkeyPatch, sql: str) -> Iterator[None]:
+    """The next version, for the time of a block."""
+    files, further = module._files, [(f"{NEXT:04}_next.sql", sql)]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_files", lambda folder: files(folder) + (further if folder == "migrations" else []))
+        yield
+
+
+@pytest.fixture
+async def operator_database(database_url):
+    """Opens the database as an operator does, which migrates it."""
+    opened: list[Database] = []
+
+    def make() -> Database:
+        nothing: Any = _Nothing()
+        opened.append(
+            Database(database_url, lambda *_: None, migrate=True, start_scheduler=lambda _pool, _name: nothing)
+        )
+        return opened[-1]
+
+    yield make
+    for database in opened:
+        await database.close()
+
+
+class _Nothing:
+    def wake(self) -> None:
+        """Called for each message on the channel of periodic tasks."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def adding() -> joex.App:
+    app = joex.App()
+
+    @app.task("add")
+    async def add(ctx: joex.Context, a: int, b: int) -> int:
+        ctx.log.info("adding")
+        return a + b
+
+    return app
+
+
+async def adds(client: AnyClient, executor: Inside) -> None:
+    """Check that a client submits a job, an executor runs it, and the client gets its result."""
+    job_id = await client.submit("add", {"a": 2, "b": 3})
+    await executor.ended(job_id)
+    assert (await client.get(job_id)).result == 5
+
+
+async def refused(url: str, said: str) -> str:
+    """The reason for which an executor ends that may wait for long at its start."""
+    with pytest.raises(SchemaError, match=said) as caught:
+        await asyncio.wait_for(Executor(adding(), Settings(http_address="", startup_wait=LONG), url).run(), PATIENCE)
+    return caught.value.reason
+
+
+async def test_programs_of_the_version_before_run_on_a_schema_to_which_a_migration_has_added(
+    client, connection, database_url, upgrade, operator_database
+):
+    async with executor_inside(adding(), database_url) as running:
+        await adds(client, running)
+        assert await upgrade(ADDS) == [f"{NEXT:04}_next"]
+        await adds(client, running)
+    async with executor_inside(adding(), database_url) as restarted:
+        await adds(client, restarted)
+    assert await migrate(connection) == []  # a rollback may run it
+    assert await schema_version(connection) == NEXT
+    async with operator_database().connection() as asked:
+        await client.submit("add", {"a": 1, "b": 1})
+        assert (await pools.demand_and_replicas(asked, ["default"], 10, "p/a-"))[0] == 1
+
+
+async def test_programs_that_are_too_old_for_a_schema_say_so_and_change_nothing(
+    connection, database_url, upgrade, operator_database
+):
+    await upgrade(TAKES_AWAY)
+    for use in (check_schema, migrate):
+        with pytest.raises(SchemaError, match=TOO_NEW) as caught:
+            await use(connection)
+        assert caught.value.reason == "SchemaTooNew"
+    with pytest.raises(SchemaError, match=TOO_NEW) as caught:
+        async with operator_database().connection():
+            pass
+    assert database_problem(caught.value).reason == "SchemaTooNew"
+
+
+async def test_an_executor_that_finds_another_schema_than_it_needs_ends_at_once_and_says_why(
+    connection, database_url, upgrade, monkeypatch
+):
+    """A pool shows the last words of a pod that has ended; of one that waits it can only say that it starts."""
+    with monkeypatch.context() as patch:
+        patch.setattr("joex.store.migrate.known_version", lambda: NEXT)
+        older = (
+            rf"the database has version {KNOWN} of the Joex schema, this joex needs version {NEXT}: run 'joex migrate'"
+        )
+        assert await refused(database_url, older) == "SchemaTooOld"
+    await upgrade(TAKES_AWAY)
+    assert await refused(database_url, TOO_NEW) == "SchemaTooNew"
+
+
+async def test_an_executor_waits_for_the_schema_of_an_empty_database(empty_database_url):
+    async with executor_inside(adding(), empty_database_url, registered=False, startup_wait=LONG) as inside:
+        await inside.log.wait_for(DatabaseTrouble, lambda event: event.service == "start")
+        made = await connect(empty_database_url)
+        await migrate(made)
+        await made.close()
+        await inside.log.wait_for(Registered)
+
+
+async def test_a_migration_that_would_lock_out_executors_names_them_and_waits_until_they_have_left(
+    bench, connection, upgrade, operator_database
+):
+    ids = [await bench.executor(f"p/a-{number}") for number in range(5)]
+    said = rf"to version {NEXT} locks out 5 living executors.*p/a-0, p/a-1, p/a-2 and 2 more; nothing was done"
+    with pytest.raises(SchemaError, match=said) as caught:
+        await upgrade(TAKES_AWAY)
+    assert database_problem(caught.value).reason == "MigrationLocksOut"
+    assert await schema_version(connection) == KNOWN
+    for executor in ids:
+        await connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", executor)
+    assert await upgrade(TAKES_AWAY) == [f"{NEXT:04}_next"]
+
+
+async def test_a_migration_does_not_wait_for_executors_that_nobody_has_found_dead(bench, connection, upgrade):
+    """Who finds them dead may be an executor, or an operator, that waits for this migration."""
+    await bench.executor("p/a-0")
+    await connection.execute(SILENT)
+    assert await upgrade(TAKES_AWAY) == [f"{NEXT:04}_next"]
+
+
+async def test_a_migration_waits_for_no_executor_that_knows_enough_of_the_schema(bench, upgrade, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("joex.store.executors.known_version", lambda: NEXT)
+        await bench.executor("p/a-0")
+    assert await upgrade(TAKES_AWAY) == [f"{NEXT:04}_next"]
+
+
+async def test_executors_that_a_migration_locks_out_by_order_finish_their_jobs_and_can_not_come_back(
+    client, connection, database_url, upgrade
+):
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    app = joex.App()
+
+    @app.task("wait")
+    async def wait(ctx: joex.Context) -> str:
+        begun.set()
+        await go_on.wait()
+        return "done"
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("wait")
+        await begun.wait()
+        await upgrade(TAKES_AWAY, lock_out=True)
+        go_on.set()
+        await inside.work
+    assert (await client.get(job_id)).result == "done"
+    assert await connection.fetchval("SELECT state FROM joex.executors") == "left"
+    assert await connection.fetchval("SELECT act FROM joex.audit ORDER BY nr DESC LIMIT 1") == "drain"
+    assert await refused(database_url, TOO_NEW) == "SchemaTooNew"
+
+
+async def test_the_command_locks_out_executors_only_with_a_flag_that_says_so(
+    bench, connection, database_url, monkeypatch, capsys
+):
+    await bench.executor("p/a-0")
+    command = ["migrate", "--database-url", database_url]
+    with next_version(monkeypatch, TAKES_AWAY):
+        assert await asyncio.to_thread(call, "joex", command) == 2
+        assert f"or let them drain with 'joex migrate {LOCK_OUT}'" in capsys.readouterr().err
+        assert await schema_version(connection) == KNOWN
+        assert await asyncio.to_thread(call, "joex", [*command, LOCK_OUT]) == 0
+    assert await connection.fetchval("SELECT state FROM joex.executors") == "draining"
+
+
+async def test_an_executor_that_a_migration_has_locked_out_does_not_register_again_after_the_end_of_its_lease(
+    client, connection, database_url, upgrade
+):
+    log = EventLog()
+    executor = Executor(adding(), Settings(http_address="", lease=LONG), database_url, emit=log)
+    work = asyncio.create_task(executor.run())
+    await log.wait_for(Registered)
+    await connection.execute(SILENT)  # as if it had been cut off from the database during the migration
+    await upgrade(TAKES_AWAY)
+    await connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", executor.id)
+    await client.submit("add", {"a": 2, "b": 3})
+    with pytest.raises(SchemaError, match=rf"needs programs that know version {NEXT}; this executor knows") as caught:
+        await asyncio.wait_for(work, PATIENCE)
+    assert caught.value.reason == "SchemaTooNew"
