@@ -5,6 +5,7 @@ migration sees.
 """
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from joex.store.database import connect
 from joex.store.migrate import LOCK_OUT, check_schema, migrate, migrations, schema_version
 from joex_operator.control.database import Database, database_problem
 from tests.support.apps import AnyClient
+from tests.support.commands import started
 from tests.support.processes_inside import LONG, Inside, executor_inside
 from tests.support.waiting import PATIENCE, EventLog
 
@@ -157,6 +159,16 @@ async def test_an_executor_that_finds_another_schema_than_it_needs_ends_at_once_
         assert await refused(database_url, older) == "SchemaTooOld"
     await upgrade(TAKES_AWAY)
     assert await refused(database_url, TOO_NEW) == "SchemaTooNew"
+
+
+async def test_the_last_words_of_an_executor_in_a_pod_say_that_it_is_too_old(database_url, upgrade, tmp_path):
+    """The kubelet keeps the last line of the log, and the pool's condition shows it."""
+    await upgrade(TAKES_AWAY)
+    (tmp_path / "tasks.py").write_text("import joex\n\napp = joex.App()\n")
+    in_pod = {"JOEX_STARTUP_WAIT": "4m", "JOEX_LOG_FORMAT": "json"}
+    async with started("joex executor --app tasks:app", tmp_path, database_url, **in_pod) as (process, log):
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 2
+        assert re.match(TOO_NEW, log().splitlines()[-1].removeprefix("joex: the database has "))
 
 
 async def test_an_executor_waits_for_the_schema_of_an_empty_database(empty_database_url):
