@@ -297,7 +297,7 @@ async def _spare_or_drain(connection: Connection, last: Migration, *, lock_out: 
     if app_ids and not lock_out:
         more = f" and {len(app_ids) - _MOST_NAMED} more" if len(app_ids) > _MOST_NAMED else ""
         raise SchemaError(
-            f"the migration to version {last.number} locks out {len(app_ids)} living executors, which don't know "
+            f"the migration to version {last.number} would lock out living executors, which don't know "
             f"version {last.min_reader} of the schema: {', '.join(app_ids[:_MOST_NAMED])}{more}; nothing was done: "
             "replace them with executors of the release before this one, or let them drain with "
             f"'joex migrate {LOCK_OUT}'",
