@@ -84,6 +84,10 @@ class Pool(RuleBasedStateMachine):
     def silent_nodes_return(self):
         self.world.return_nodes()
 
+    @rule(room=st.integers(0, 6))
+    def the_cluster_has_room_for_so_many_pods(self, room):
+        self.world.room = room
+
     @rule()
     def the_database_goes_or_returns(self):
         self.world.database_is_up = not self.world.database_is_up
@@ -143,6 +147,7 @@ class Pool(RuleBasedStateMachine):
             return
         world = self.world
         world.database_is_up = True
+        world.room = None
         world.return_nodes()
         self.change(suspend=False)
         if world.pool.spec.replicas == 0:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from joex.errors import JoexError
@@ -38,6 +38,7 @@ from joex_operator.decide.conditions import conditions
 from joex_operator.decide.events import Event, events_of_actions, events_of_change
 from joex_operator.decide.growth_watch import PAUSES, GrowthWatch
 from joex_operator.decide.history import History
+from joex_operator.decide.observed import judged
 from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
 from joex_operator.decide.pool_steps import pool_step
 from joex_operator.decide.replicas import ObservedExecutor, Replica
@@ -47,7 +48,6 @@ from joex_operator.metrics import OperatorMetrics
 
 _CREATIONS_AT_ONCE = 10
 _WATCH_POLLS = 4
-_UNREADY_AFTER = timedelta(seconds=30)
 
 
 class PoolReconciler:
@@ -134,8 +134,8 @@ class PoolReconciler:
             problem = database_problem(error)
         else:
             now = datetime.now(UTC)
-            judged = [_judged(replica, worked, now) for replica in self._fleet.replicas(pool)]
-            replicas = _merged(pool, judged, known, database.name)
+            found = [judged(replica, worked, now) for replica in self._fleet.replicas(pool)]
+            replicas = _merged(pool, found, known, database.name)
             if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old
                 self._fleet.recheck_url(pool)
             return ObservedPool(tuple(replicas), demand, template, taken=self._fleet.taken(pool)), database
@@ -243,19 +243,6 @@ class PoolReconciler:
 
 def _by_demand(pool: Pool) -> bool:
     return pool.spec.replicas is None and not pool.spec.suspend and pool.deleted_at is None
-
-
-def _judged(replica: Replica, worked: set[str], now: datetime) -> Replica:
-    """Call a replica crashing only if its executor ever registered. Else its template is at fault, as in a new one.
-
-    And call it unready only after a while, because each executor is so for a moment at its start.
-    """
-    since = replica.unready_since
-    return replace(
-        replica,
-        crashing=replica.crashing and not worked.isdisjoint(replica.pods),
-        unready=since is not None and now - since >= _UNREADY_AFTER,
-    )
 
 
 def _merged(pool: Pool, observed: Sequence[Replica], known: Mapping[int, Known], database: str) -> list[Replica]:

@@ -8,7 +8,7 @@ from joex.core.duration import format_duration
 from joex_operator.api.objects import Pool, SpecError
 from joex_operator.decide.actions import AskDrain, CreateReplica
 from joex_operator.decide.plan import ObservedPool, Plan, may_be_missing
-from joex_operator.decide.replicas import Phase, Replica, crashing, draining, ready, takers
+from joex_operator.decide.replicas import Phase, Replica, asked_for, crashing, draining, ready, takers, unscheduled
 from joex_operator.decide.scaling import Limit, Mode
 
 
@@ -70,15 +70,18 @@ def _ready(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
 
 
 def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Condition:
+    homeless = [one for one in asked_for(observed.replicas) if _is_homeless(one)]
     waiting = (Phase.PENDING, Phase.CRASHING)
     failing = [
         replica
         for replica in observed.replicas
-        if replica.is_deaf or (replica.phase in waiting and replica.problem is not None)
+        if replica.is_deaf or (replica.phase in waiting and replica.problem is not None and replica not in homeless)
     ]
     if failing:
-        return Condition(name, "False", "ExecutorFailing", _failure(failing), bad=True)
+        return Condition(name, "False", "ExecutorFailing", _failure(failing, observed), bad=True)
     if _is_starting(pool, observed, target):
+        if homeless:
+            return Condition(name, "False", "Unschedulable", _failure(homeless, observed), bad=True)
         return Condition(name, "False", "Starting", "executors are starting")
     if _is_rolling_out(observed):
         return Condition(name, "True", "RollingOut", "executors with the previous template are being replaced")
@@ -88,7 +91,7 @@ def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Cond
 
 
 def _is_rolling_out(observed: ObservedPool) -> bool:
-    there = [*takers(observed.replicas), *draining(observed.replicas)]
+    there = [*asked_for(observed.replicas), *draining(observed.replicas)]
     return any(replica.template != observed.template for replica in there if replica.uid is not None)
 
 
@@ -97,11 +100,20 @@ def _is_starting(pool: Pool, observed: ObservedPool, target: int) -> bool:
     return len(ready(observed.replicas)) < _needed(pool, target) - spare
 
 
-def _failure(failing: list[Replica]) -> str:
+def _is_homeless(replica: Replica) -> bool:
+    """Whether no node has had room for it so far."""
+    return replica.unscheduled_since is not None and replica.phase in (Phase.PENDING, Phase.UNSCHEDULED)
+
+
+def _failure(failing: list[Replica], observed: ObservedPool) -> str:
     first = min(failing, key=lambda replica: replica.index)
-    others = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
     said = first.problem or "it takes no jobs; its /readyz, and the log of its pod, say why"
-    return f"{first.name}: {said}{others}"
+    there = len(asked_for(observed.replicas)) + len(crashing(observed.replicas))
+    return f"{first.name}: {said} ({len(failing)} of {_executors(there)})"
+
+
+def _executors(number: int) -> str:
+    return f"{number} executor{'s' * (number != 1)}"
 
 
 def _needed(pool: Pool, target: int) -> int:
@@ -173,6 +185,10 @@ def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Conditio
         )
     if crashing(observed.replicas) and sizing.target > len(takers(observed.replicas)) + created:
         return Condition(name, "True", "ExecutorsCrashing", "crashing executors count against the maximum", bad=True)
+    nowhere = [one for one in unscheduled(observed.replicas) if one.template == observed.template]
+    if nowhere and sizing.target > len(takers(observed.replicas)):
+        said = f"{_failure(nowhere, observed)}: no more are created before these have a node"
+        return Condition(name, "True", "Unschedulable", said, bad=True)
     match sizing.limit:
         case Limit.MOST:
             most = f"the work calls for more than maxReplicas ({scaling.max_replicas})"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from joex_operator.api.names import (
@@ -22,6 +22,9 @@ _TERMINAL = ("Succeeded", "Failed")
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _LONGEST = 300
 _RESTARTS = 2  # from the second on, the kubelet waits before it restarts a container
+_UNREADY_AFTER = timedelta(seconds=30)
+_UNSCHEDULED_AFTER = timedelta(minutes=5)
+"""Cluster autoscalers add a node within a few minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class ObservedPod:
         problem: why it does not start.
         crashing: its executor has ended again and again, and waits for its restart or to become ready.
         unready_since: since when its executor, which runs, says that it takes no jobs; None: it does not say so.
+        unscheduled_since: since when no node has room for it; None: it has a node, or nobody has looked for one.
     """
 
     namespace: str
@@ -67,6 +71,7 @@ class ObservedPod:
     problem: str | None
     crashing: bool
     unready_since: datetime | None
+    unscheduled_since: datetime | None
 
 
 def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
@@ -104,6 +109,7 @@ def pod(body: Mapping[str, Any]) -> ObservedPod:
         problem=next(_problems(status), None),
         crashing=_is_crashing(status),
         unready_since=_unready_since(status),
+        unscheduled_since=_unscheduled_since(status),
     )
 
 
@@ -142,6 +148,22 @@ def replicas(
     return found
 
 
+def judged(replica: Replica, worked: Collection[str], now: datetime) -> Replica:
+    """The observed replica with what time and the database tell of it.
+
+    It is crashing only if an executor ever registered in one of its pods (``worked``): else its template is at fault,
+    as in a new one. It is unready only after a while, because each executor is so for a moment at its start. It is
+    unscheduled only when a cluster autoscaler has had the time to add a node.
+    """
+    unready, unscheduled = replica.unready_since, replica.unscheduled_since
+    return replace(
+        replica,
+        crashing=replica.crashing and any(pod in worked for pod in replica.pods),
+        unready=unready is not None and now - unready >= _UNREADY_AFTER,
+        unscheduled=unscheduled is not None and now - unscheduled >= _UNSCHEDULED_AFTER,
+    )
+
+
 def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[ObservedPod], *, owner: str) -> Replica:
     there = tuple(pod.uid for pod in pods)
     staying = [pod for pod in pods if not pod.deleting]
@@ -164,6 +186,7 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
         lost=lost,
         crashing=any(pod.crashing for pod in staying),
         unready_since=next((pod.unready_since for pod in staying if pod.unready_since), None),
+        unscheduled_since=next((pod.unscheduled_since for pod in staying if pod.unscheduled_since), None),
         pods=there,
     )
 
@@ -217,6 +240,12 @@ def _unready_since(status: Mapping[str, Any]) -> datetime | None:
         if one.get("started") and not one.get("ready") and running and changed:
             return max(datetime.fromisoformat(running), datetime.fromisoformat(changed))
     return None
+
+
+def _unscheduled_since(status: Mapping[str, Any]) -> datetime | None:
+    placed = _conditions({"status": status}).get("PodScheduled", {})
+    at = placed.get("lastTransitionTime") if placed.get("status") == "False" else None
+    return datetime.fromisoformat(at) if at else None
 
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:

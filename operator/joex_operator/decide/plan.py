@@ -29,12 +29,13 @@ from joex_operator.decide.history import History
 from joex_operator.decide.replicas import (
     Phase,
     Replica,
+    asked_for,
     crashing,
     draining,
     first_to_leave,
     free_indices,
     ready,
-    takers,
+    unscheduled,
 )
 from joex_operator.decide.scaling import Demand, Load, Mode, Sizing, longest_period, size
 
@@ -108,7 +109,7 @@ def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) 
 
 def load(observed: ObservedPool) -> Load:
     """The load of a pool as it is observed."""
-    staying, leaving = takers(observed.replicas), draining(observed.replicas)
+    staying, leaving = asked_for(observed.replicas), draining(observed.replicas)
     # The jobs of a crashing executor will wait for another one as soon as the database finds it dead.
     held = sum(replica.held for replica in [*staying, *crashing(observed.replicas)])
     return Load(observed.demand, len(staying), held, sum(replica.held for replica in leaving))
@@ -120,7 +121,7 @@ def _surplus(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
     A busy replica drains only where there are more than the user allows. Where there are more than the demand calls
     for, it stays until it is idle (see `_marked`).
     """
-    order = first_to_leave(takers(observed.replicas), observed.template)
+    order = first_to_leave(asked_for(observed.replicas), observed.template)
     disallowed = len(order) - sizing.most
     return [
         AskDrain(replica.name, replica.phase is not Phase.BUSY, Why(sizing.mode))
@@ -136,12 +137,12 @@ def _marked(observed: ObservedPool, sizing: Sizing, asked: Sequence[AskDrain]) -
     executor that drains may leave jobs to them.
     """
     leaving = {action.replica for action in asked}
-    order = [one for one in first_to_leave(takers(observed.replicas), observed.template) if one.name not in leaving]
+    order = [one for one in first_to_leave(asked_for(observed.replicas), observed.template) if one.name not in leaving]
     spare = {replica.name for replica in order[: max(len(order) - sizing.target, 0)]}
     return [
         MarkSpare(replica.name, replica.name in spare)
         for replica in order
-        if replica.phase is not Phase.PENDING and replica.is_spare != (replica.name in spare)
+        if replica.phase in (Phase.IDLE, Phase.BUSY) and replica.is_spare != (replica.name in spare)
     ]
 
 
@@ -150,9 +151,9 @@ def _outdated(pool: Pool, observed: ObservedPool, sizing: Sizing, surplus: Seque
     if sizing.mode not in (Mode.DEMAND, Mode.FIXED):
         return []
     leaving = {asked.replica for asked in surplus}
-    staying = [replica for replica in takers(observed.replicas) if replica.name not in leaving]
+    staying = [replica for replica in asked_for(observed.replicas) if replica.name not in leaving]
     order = first_to_leave([replica for replica in staying if replica.template != observed.template], observed.template)
-    useless = [replica for replica in order if replica.phase is Phase.PENDING or replica.is_deaf]
+    useless = [one for one in order if one.phase in (Phase.PENDING, Phase.UNSCHEDULED) or one.is_deaf]
     spare = len(ready(staying)) - sizing.target + may_be_missing(pool, sizing.target)
     others = ready(order)[: max(spare, 0)]
     return [
@@ -173,7 +174,7 @@ def _crashing(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
     The others stay, though new replicas do their work: their pods say why they crash, and their back-off slows
     restarts.
     """
-    unwanted = sizing.target == 0 or len(takers(observed.replicas)) > sizing.target
+    unwanted = sizing.target == 0 or len(asked_for(observed.replicas)) > sizing.target
     return [
         AskDrain(replica.name, only_if_idle=False, why=Why(sizing.mode) if unwanted else Why.TEMPLATE)
         for replica in crashing(observed.replicas)
@@ -197,8 +198,13 @@ def _elsewhere(observed: ObservedPool) -> list[AskDrain]:
 
 
 def _created(observed: ObservedPool, sizing: Sizing, *, leaving: int) -> list[CreateReplica]:
-    """Create what is missing, up to the maximum: a replica that drains or crashes counts until it is gone."""
-    staying = len(takers(observed.replicas))
+    """Create what is missing, up to the maximum: a replica that drains or crashes counts until it is gone.
+
+    None, while no node has room for one of this template: another one would wait beside it.
+    """
+    if any(replica.template == observed.template for replica in unscheduled(observed.replicas)):
+        return []
+    staying = len(asked_for(observed.replicas))
     missing = sizing.target - (staying - leaving)
     room = sizing.most - staying - len(draining(observed.replicas)) - len(crashing(observed.replicas))
     indices = islice(free_indices(observed.replicas, observed.taken), max(min(missing, room), 0))
@@ -254,7 +260,7 @@ def _is_overdue(pool: Pool, replica: Replica, now: datetime) -> bool:
 
 
 def _repairs(observed: ObservedPool) -> Iterator[UpdateReplica]:
-    for replica in takers(observed.replicas):
+    for replica in asked_for(observed.replicas):
         if replica.uid is not None and replica.pods_wanted != 1:
             yield UpdateReplica(replica.name, replica.uid)
 
@@ -266,7 +272,7 @@ def _remembering(
     period = longest_period(pool.spec.scaling)
     if sizing.mode not in (Mode.DEMAND, Mode.HOLD, Mode.FALLBACK) or not period:
         return replace(sizing, history=replace(sizing.history, changes=()))
-    grown = min(created, max(sizing.target - len(takers(observed.replicas)), 0))
+    grown = min(created, max(sizing.target - len(asked_for(observed.replicas)), 0))
     return replace(sizing, history=sizing.history.with_change(grown - shrunk, now.timestamp(), period))
 
 

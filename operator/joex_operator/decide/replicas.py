@@ -4,8 +4,8 @@ A replica is a Deployment of one executor, the Deployment's pods, and what the d
 The database has the last word on whether an executor may be stopped: it *retires* an app-id in one transaction. From
 then on no executor takes a job or registers under that app-id, until the operator forgets it::
 
-    PENDING --> IDLE <--> BUSY          its executor takes jobs, or will (CRASHING: after its restart)
-       |          |         |
+    PENDING --> IDLE <--> BUSY          its executor takes jobs, or will (CRASHING: after its restart; UNSCHEDULED:
+       |          |         |           when a node has room)
        |    (retired: no executor takes a job under this app-id any more)
        |          |         v
        |          |      DRAINING       it finishes its jobs
@@ -35,6 +35,7 @@ class Phase(enum.StrEnum):
 
     UNKNOWN = "unknown"  # the database is down
     PENDING = "pending"  # no executor has registered, or not again
+    UNSCHEDULED = "unscheduled"  # nor will it soon: no node has had room for its pod for minutes
     IDLE = "idle"
     BUSY = "busy"
     CRASHING = "crashing"  # its executor dies again and again, and waits for its restart
@@ -45,7 +46,7 @@ class Phase(enum.StrEnum):
 
 
 _TAKERS = (Phase.UNKNOWN, Phase.PENDING, Phase.IDLE, Phase.BUSY)
-_ORDER = {Phase.PENDING: 0, Phase.IDLE: 1, Phase.BUSY: 2}
+_ORDER = {Phase.UNSCHEDULED: 0, Phase.PENDING: 1, Phase.IDLE: 2, Phase.BUSY: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Replica:
         crashing: its executor registered once, dies again and again, and waits for its restart or to become ready.
         unready_since: since when its executor, which has started, says that it takes no jobs.
         unready: it has said so for a while.
+        unscheduled_since: since when no node has room for its pod.
+        unscheduled: it has been so for minutes.
         pods: uids of the pods that exist, terminating ones included.
         gone: uids of pods that certainly run no more (deleted or terminal, as the API server says).
         executor: what the database knows; None: it is down.
@@ -103,6 +106,8 @@ class Replica:
     crashing: bool = False
     unready_since: datetime | None = None
     unready: bool = False
+    unscheduled_since: datetime | None = None
+    unscheduled: bool = False
     pods: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     executor: ObservedExecutor | None = None
@@ -125,7 +130,9 @@ class Replica:
             return Phase.CRASHING
         if executor.alive:
             return Phase.BUSY if executor.held else Phase.IDLE
-        return Phase.LOST if self.lost else Phase.PENDING
+        if self.lost:
+            return Phase.LOST
+        return Phase.UNSCHEDULED if self.unscheduled else Phase.PENDING
 
     @property
     def is_forgotten(self) -> bool:
@@ -166,6 +173,16 @@ def takers(replicas: Iterable[Replica]) -> list[Replica]:
     return [replica for replica in replicas if replica.phase in _TAKERS]
 
 
+def unscheduled(replicas: Iterable[Replica]) -> list[Replica]:
+    """The replicas that are no capacity, because no node has had room for their pods for minutes."""
+    return [replica for replica in replicas if replica.phase is Phase.UNSCHEDULED]
+
+
+def asked_for(replicas: Iterable[Replica]) -> list[Replica]:
+    """The replicas that make up the size of a pool: they take jobs, or will if the cluster has room for them."""
+    return [replica for replica in replicas if replica.phase in (*_TAKERS, Phase.UNSCHEDULED)]
+
+
 def crashing(replicas: Iterable[Replica]) -> list[Replica]:
     """The replicas that are no capacity for now, and count against the maximum: new replicas do their work."""
     return [replica for replica in replicas if replica.phase is Phase.CRASHING]
@@ -184,7 +201,7 @@ def ready(replicas: Iterable[Replica]) -> list[Replica]:
 def first_to_leave(replicas: Iterable[Replica], template: str) -> list[Replica]:
     """The replicas in the order in which they leave.
 
-    Pending before idle before busy; among these the outdated first, then those that have been told to leave new jobs to
+    Unscheduled before pending before idle before busy; among these the outdated first, then those that have been told to leave new jobs to
     others, then those with fewest jobs, then the youngest.
     """
 

@@ -37,7 +37,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a pool. ``held``: jobs on executors that take more (``takers``); ``leaving``: on draining ones."""
+    """The load of a pool. ``held``: jobs on executors that take more (``takers``); ``leaving``: on draining ones.
+
+    Those that the cluster has no room for are among the takers here: policies and windows are about what is asked for.
+    """
 
     demand: Demand | None
     takers: int

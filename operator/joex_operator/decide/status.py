@@ -15,7 +15,7 @@ from joex_operator.api.names import selector
 from joex_operator.api.objects import Pool
 from joex_operator.decide.conditions import Condition, conditions
 from joex_operator.decide.plan import ObservedPool, Plan
-from joex_operator.decide.replicas import crashing, draining, ready, takers
+from joex_operator.decide.replicas import asked_for, crashing, draining, ready
 
 
 def pool_status(
@@ -31,7 +31,7 @@ def pool_status(
 
     ``previous``: the stored status. ``failure``: the error of an action; empty: none failed.
     """
-    staying, leaving = takers(observed.replicas), draining(observed.replicas)
+    staying, leaving = asked_for(observed.replicas), draining(observed.replicas)
     status = {
         "observedGeneration": pool.generation,
         "replicas": len(staying) + len(leaving) + len(crashing(observed.replicas)),

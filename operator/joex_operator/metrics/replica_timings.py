@@ -98,7 +98,7 @@ class ReplicaTimings:
 
 def _started(timings: _PoolTimings, replica: Replica, now: datetime) -> None:
     since = timings.created.get(replica.name)
-    if since is None or replica.phase is Phase.PENDING:
+    if since is None or replica.phase in (Phase.PENDING, Phase.UNSCHEDULED):
         return
     if replica.phase in (Phase.IDLE, Phase.BUSY):
         timings.startup.observe((now - since).total_seconds())

@@ -44,6 +44,7 @@ def replica(
     executors = {
         Phase.UNKNOWN: None,
         Phase.PENDING: ObservedExecutor(),
+        Phase.UNSCHEDULED: ObservedExecutor(),
         Phase.LOST: ObservedExecutor(),
         Phase.CRASHING: ObservedExecutor(),
         Phase.IDLE: ObservedExecutor(alive=True, pod_uid=f"pod-{index}"),
@@ -61,6 +62,8 @@ def replica(
         "executor": executors[phase],
         "lost": phase is Phase.LOST,
         "crashing": phase is Phase.CRASHING,
+        "unscheduled": phase is Phase.UNSCHEDULED,
+        "unscheduled_since": NOW - timedelta(minutes=5) if phase is Phase.UNSCHEDULED else None,
         **more,
     }
     return Replica(f"documents-{index}", index, **given)

@@ -1,7 +1,7 @@
 """Replicas as observed from Deployments and pods, and the cache of these."""
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -203,6 +203,23 @@ class TestUnreadyPods:
         assert self.since(ready=True) is None
         assert self.since(started=False) is None
         assert self.since(state={"waiting": {}}) is None
+
+
+class TestUnscheduledPods:
+    SINCE = "2026-01-01T00:00:00Z"
+
+    def judged(self, seconds: int, status: str = "False") -> Replica:
+        condition = {"type": "PodScheduled", "status": status, "lastTransitionTime": self.SINCE}
+        found = replica_of(deployment(), pod(phase="Pending", conditions=(condition,)))
+        at = datetime.fromisoformat(self.SINCE) + timedelta(seconds=seconds)
+        return replace(observed.judged(found, (), at), executor=ObservedExecutor())
+
+    def test_one_that_no_node_has_had_room_for_in_five_minutes_is_no_capacity(self) -> None:
+        assert self.judged(299).phase is Phase.PENDING
+        assert self.judged(300).phase is Phase.UNSCHEDULED
+
+    def test_one_that_has_a_node_is_starting_however_long_that_takes(self) -> None:
+        assert self.judged(3600, "True").phase is Phase.PENDING
 
 
 @pytest.mark.parametrize(

@@ -409,6 +409,34 @@ def test_it_is_let_go_where_it_is_not_wanted(found, spec):
     assert "documents-0" in asked(actions(found, **spec))
 
 
+# Executors that the cluster has no room for.
+
+
+def test_while_no_node_has_room_for_one_no_more_are_asked_for():
+    found = seen(replica(0, held=2), replica(1, Phase.UNSCHEDULED), runnable=20)
+    assert actions(found) == []
+    assert created(actions(replace(found, replicas=found.replicas[:1]))) == list(range(1, 10))
+    assert actions(found, replicas=5) == []
+
+
+def test_what_has_been_asked_for_is_the_size_from_which_policies_count():
+    one = {"scaleUp": {"policies": [{"type": "Executors", "value": 1, "periodSeconds": 60}]}}
+    found = seen(replica(0, held=2), *replicas(3, Phase.UNSCHEDULED, first=1), runnable=20)
+    assert decided(found, scaling=autoscaled(behavior=one)).sizing.target == 5
+    assert asked(actions(found, scaling=autoscaled(behavior={"scaleUp": {"selectPolicy": "Disabled"}}))) == []
+
+
+def test_what_no_node_has_room_for_leaves_first():
+    found = seen(replica(0), *replicas(2, Phase.UNSCHEDULED, first=1), replica(3, Phase.PENDING), runnable=4)
+    assert asked(actions(found)) == ["documents-2", "documents-1"]
+
+
+def test_a_template_that_asks_for_less_replaces_what_no_node_had_room_for():
+    found = seen(replica(0, held=2), replica(1, Phase.UNSCHEDULED, template="old"), runnable=2)
+    done = actions(found)
+    assert (asked(done), created(done)) == (["documents-1"], [2])
+
+
 # Without the database.
 
 

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from joex_operator.decide.replicas import ObservedExecutor, Phase, draining, first_to_leave, free_indices, ready, takers
+from joex_operator.decide.replicas import (
+    ObservedExecutor,
+    Phase,
+    asked_for,
+    draining,
+    first_to_leave,
+    free_indices,
+    ready,
+    takers,
+)
 from tests.unit.joex_operator.builders import NOW, replica
 
 ALL = [replica(index, phase) for index, phase in enumerate(Phase)]
@@ -59,8 +68,15 @@ def test_an_executor_that_drained_by_hand_and_left_will_be_back():
 
 def test_who_starts_is_a_taker_and_who_drains_is_none():
     assert {replica.phase for replica in takers(ALL)} == {Phase.UNKNOWN, Phase.PENDING, Phase.IDLE, Phase.BUSY}
+    assert {replica.phase for replica in asked_for(ALL)} - {replica.phase for replica in takers(ALL)} == {
+        Phase.UNSCHEDULED
+    }
     assert [replica.phase for replica in draining(ALL)] == [Phase.DRAINING]
     assert {replica.phase for replica in ready(ALL)} == {Phase.IDLE, Phase.BUSY}
+
+
+def test_an_executor_that_lives_is_not_unscheduled_though_its_next_pod_is():
+    assert replica(1, Phase.BUSY, unscheduled=True).phase is Phase.BUSY
 
 
 def test_pending_replicas_go_before_idle_ones_and_idle_ones_before_busy_ones():
@@ -71,8 +87,9 @@ def test_pending_replicas_go_before_idle_ones_and_idle_ones_before_busy_ones():
         replica(3, Phase.PENDING),
         replica(4),
         replica(5, Phase.PENDING),
+        replica(6, Phase.UNSCHEDULED),
     ]
-    assert named(first_to_leave(found, "now")) == [5, 3, 4, 2, 1, 0]
+    assert named(first_to_leave(found, "now")) == [6, 5, 3, 4, 2, 1, 0]
 
 
 def test_outdated_replicas_go_first_among_their_like():
@@ -87,7 +104,12 @@ def test_outdated_replicas_go_first_among_their_like():
 
 
 def test_who_takes_nothing_any_more_is_not_asked_to_leave():
-    assert {replica.phase for replica in first_to_leave(ALL, "now")} == {Phase.PENDING, Phase.IDLE, Phase.BUSY}
+    assert {replica.phase for replica in first_to_leave(ALL, "now")} == {
+        Phase.UNSCHEDULED,
+        Phase.PENDING,
+        Phase.IDLE,
+        Phase.BUSY,
+    }
 
 
 def test_the_lowest_free_index_is_taken_first_and_that_of_a_going_replica_is_not_free():

@@ -12,6 +12,7 @@ from joex_operator.decide.events import Event, events_of_actions, events_of_chan
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import DatabaseProblem, decide
 from joex_operator.decide.replicas import Phase
+from joex_operator.decide.scaling import Demand
 from joex_operator.decide.status import pool_status, with_conditions
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, replica, replicas, seen
 
@@ -47,6 +48,9 @@ READY = [
     (seen(replica(0), replica(1, Phase.PENDING, problem="ErrImagePull"), runnable=4), {}, "False", "ExecutorFailing"),
     (seen(replica(0, unready=True), runnable=1), {}, "False", "ExecutorFailing"),
     (seen(replica(0, held=1, unready=True)), {}, "True", "Ready"),
+    (seen(*replicas(9), replica(9, Phase.UNSCHEDULED), runnable=20), {}, "True", "Ready"),
+    (seen(*replicas(9), replica(9, Phase.UNSCHEDULED)), {"replicas": 10}, "False", "Unschedulable"),
+    (seen(replica(0, Phase.PENDING, unscheduled_since=NOW), runnable=1), {}, "False", "Unschedulable"),
     (seen(replica(0, held=1, template="old")), {}, "True", "RollingOut"),
     (seen(replica(0), replica(1, Phase.DRAINING, 1, template="old")), {"replicas": 2}, "True", "RollingOut"),
     (seen(replica(0), replica(1, Phase.PENDING), replica(2, template="old")), {"replicas": 3}, "True", "RollingOut"),
@@ -90,7 +94,7 @@ def test_a_pool_is_reconciling_while_something_of_its_spec_is_left_to_do(found, 
 def test_a_failing_executor_is_named_with_its_problem():
     found = seen(*replicas(3, Phase.PENDING, problem="CrashLoopBackOff: exit code 2"), runnable=6)
     condition = told(found)["Ready"]
-    assert condition.message == "documents-0: CrashLoopBackOff: exit code 2 (and 2 more)"
+    assert condition.message == "documents-0: CrashLoopBackOff: exit code 2 (3 of 3 executors)"
     assert condition.bad
 
 
@@ -98,9 +102,23 @@ def test_executors_that_crash_are_counted_and_named_and_it_is_said_that_they_kee
     found = seen(*replicas(2, Phase.CRASHING, problem="OOMKilled: exit code 137"), runnable=1)
     conditions = told(found, scaling=autoscaled(most=2))
     assert conditions["Ready"].reason == "ExecutorFailing"
-    assert conditions["Ready"].message == "documents-0: OOMKilled: exit code 137 (and 1 more)"
+    assert conditions["Ready"].message == "documents-0: OOMKilled: exit code 137 (2 of 2 executors)"
     assert conditions["ScalingLimited"].reason == "ExecutorsCrashing"
     assert told(found, scaling=autoscaled(most=3))["ScalingLimited"].reason == "DesiredWithinRange"
+
+
+def test_it_is_told_how_many_of_how_many_executors_no_node_has_room_for_and_that_no_more_are_created():
+    full = {"unscheduled_since": NOW, "problem": "Unschedulable: 0/9 nodes are available"}
+    found = seen(*replicas(250, held=2), *replicas(250, Phase.UNSCHEDULED, first=250, **full), runnable=2000)
+    conditions = told(found, scaling=autoscaled(most=600))
+    assert conditions["Ready"].status == "True"
+    limited = conditions["ScalingLimited"]
+    assert (limited.status, limited.reason) == ("True", "Unschedulable")
+    assert limited.message == (
+        "documents-250: Unschedulable: 0/9 nodes are available (250 of 500 executors): no more are created before "
+        "these have a node"
+    )
+    assert told(replace(found, demand=Demand(0)), scaling=autoscaled(most=600))["ScalingLimited"].status == "False"
 
 
 ACTIVE = [

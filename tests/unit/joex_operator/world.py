@@ -32,6 +32,7 @@ from tests.unit.joex_operator.builders import NOW, SILENT
 
 LEASE = 6
 START_UP = 2
+UNSCHEDULED_AFTER = 4
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Pod:
     uid: str
     replica: str
     starts_in: int = START_UP
+    has_node: bool = False
+    waits_for: int = 0
     terminating: bool = False
     node_is_silent: bool = False
 
@@ -74,6 +77,7 @@ class World:
         self.template = "1"
         self.time = 0
         self.database_is_up = True
+        self.room: int | None = None
         self.queue: list[int] = []
         self.submitted = 0
         self.finished = 0
@@ -124,6 +128,9 @@ class World:
             executor.draining = True  # SIGTERM; it has all the time that its jobs need
         elif pod.terminating:
             self._remove_pod(pod)
+        elif not pod.has_node:
+            pod.has_node = self.room is None or sum(one.has_node for one in self.pods.values()) < self.room
+            pod.waits_for += 1
         elif pod.starts_in > 0:
             pod.starts_in -= 1
         elif self.database_is_up and (not lives_here or (executor is not None and executor.is_dead)):
@@ -214,6 +221,7 @@ class World:
             template=made.template if made else "",
             pods_wanted=made.replicas if made else 1,
             lost=any(pod.node_is_silent for pod in pods),
+            unscheduled=any(not pod.has_node and pod.waits_for > UNSCHEDULED_AFTER for pod in pods),
             pods=tuple(pod.uid for pod in pods),
             gone=tuple(self.gone.get(name, ())),
             executor=self._executor(name) if self.database_is_up else None,
