@@ -446,7 +446,8 @@ async def test_a_changed_pool_replaces_its_executors(up, client, effects, databa
     async def replaced() -> list[psutil.Process] | None:
         now, found = await living(database), up.executors()
         # (One that has left the database is a process for a moment longer; a fork looks like its parent for a moment.)
-        return found if [one.pid for one in found] == list(now.values()) != [run["pid"]] else None
+        is_settled = sorted(one.pid for one in found) == sorted(now.values())
+        return found if is_settled and run["pid"] not in now.values() else None
 
     (new,) = await eventually(replaced, why=f"another has taken its place: {up}")
     assert new.environ()["JOEX_LOG_LEVEL"] == "debug"

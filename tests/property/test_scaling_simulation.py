@@ -10,9 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from joex_operator.decide.actions import AskDrain, CreateReplica, Why
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
-from joex_operator.decide.replicas import Phase, draining, takers
+from joex_operator.decide.replicas import Phase, asked_for, ready
+from joex_operator.decide.rollout import may_be_missing, surge
 from tests.support.soak import examples
 from tests.unit.joex_operator.builders import autoscaled, pool
 from tests.unit.joex_operator.world import World
@@ -25,9 +27,14 @@ pods = st.integers(0, 1000)
 class Pool(RuleBasedStateMachine):
     """Any events, in any order."""
 
-    @initialize(least=st.integers(0, 2), most=st.integers(2, 6), pool_size=st.sampled_from([1, 2, 5]))
-    def begin(self, least, most, pool_size):
-        self.world = World(pool(poolSize=pool_size, scaling=autoscaled(least, most, WINDOW)))
+    @initialize(
+        least=st.integers(0, 2),
+        most=st.integers(2, 6),
+        pool_size=st.sampled_from([1, 2, 5]),
+        rollout=st.sampled_from([{}, {"maxSurge": 0, "maxUnavailable": 2}, {"maxSurge": 3, "maxUnavailable": 0}]),
+    )
+    def begin(self, least, most, pool_size, rollout):
+        self.world = World(pool(poolSize=pool_size, scaling=autoscaled(least, most, WINDOW), rollout=rollout))
         self.history = History()
         self.decisions = []
 
@@ -136,9 +143,23 @@ class Pool(RuleBasedStateMachine):
     def no_step_makes_more_executors_than_there_may_be(self):
         seen = self.world.observe()
         plan = decide(self.world.pool, seen, self.history, self.world.now)
-        there = len(takers(seen.replicas)) + len(draining(seen.replicas))
-        created = sum(type(action).__name__ == "CreateReplica" for action in plan.actions)
-        assert not created or there + created <= plan.sizing.most
+        asked = {action.replica for action in plan.actions if isinstance(action, AskDrain)}
+        there = [replica for replica in asked_for(seen.replicas) if replica.name not in asked]
+        created = sum(isinstance(action, CreateReplica) for action in plan.actions)
+        beyond = surge(self.world.pool.spec.rollout, plan.sizing.target)
+        assert not created or len(there) + created <= plan.sizing.most + beyond
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @invariant()
+    def a_rollout_leaves_as_many_as_may_not_be_missing_and_drains_none_before_another_has_proved_the_template(self):
+        seen, rollout = self.world.observe(), self.world.pool.spec.rollout
+        plan = decide(self.world.pool, seen, self.history, self.world.now)
+        asked = {action.replica: action.why is Why.TEMPLATE for action in plan.actions if isinstance(action, AskDrain)}
+        left = [replica for replica in ready(seen.replicas) if replica.name not in asked]
+        if any(asked.get(replica.name) for replica in ready(seen.replicas)):
+            target = plan.sizing.target
+            assert len(left) >= target - may_be_missing(rollout, target)
+            assert surge(rollout, target) == 0 or any(replica.template == seen.template for replica in left)
 
     # The end.
 

@@ -20,7 +20,7 @@ from joex.core.timers import Timer, parse_zone
 
 _DURATION = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
 _TURNS = "(1000|[1-9][0-9]{0,2})"
-_SHARE = "^([1-9][0-9]?|100)%$"
+_SHARE = "^(0|[1-9][0-9]?|100)%$"
 _LONGEST = timedelta(days=3650)
 
 
@@ -66,10 +66,10 @@ def _read_scheme(value: object) -> CountingScheme:
 
 
 def _read_share(value: object) -> object:
-    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if is_number or (isinstance(value, str) and re.fullmatch(_SHARE, value)):
         return value
-    raise ValueError("expected a number of at least 1, or a share such as '25%'")
+    raise ValueError("expected a number of at least 0, or a share such as '25%'")
 
 
 def _checked(value: str) -> str:
@@ -109,7 +109,7 @@ Scheme = Annotated[
 IntOrShare = Annotated[
     int | str,
     BeforeValidator(_read_share),
-    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": _SHARE, "minimum": 1}),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": _SHARE, "minimum": 0}),
 ]
 
 Name = Annotated[str, Field(min_length=1, max_length=254), AfterValidator(_checked)]

@@ -27,6 +27,10 @@ from joex_operator.api.fields import (
 from joex_operator.api.names import LABEL, LONGEST_POOL, MOST_REPLICAS
 
 _ZERO, _MINUTE, _HOUR = timedelta(0), timedelta(minutes=1), timedelta(hours=1)
+_SURGE_IS_NONE, _MISSING_IS_NONE = (
+    f"type(self.{name}) == string ? self.{name} == '0%' : self.{name} == 0" for name in ("maxSurge", "maxUnavailable")
+)
+_NO_ROLLOUT = "maxSurge and maxUnavailable must not both be 0"
 _PLACE = "[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*"
 
 
@@ -101,7 +105,9 @@ class Scaling(Part):
         )
     )
     min_replicas: int = Field(0, ge=0, le=MOST_REPLICAS, description="minimum of executors")
-    max_replicas: int = Field(10, ge=1, le=MOST_REPLICAS, description="maximum of executors, draining ones included")
+    max_replicas: int = Field(
+        10, ge=1, le=MOST_REPLICAS, description="maximum of executors; draining ones do not count"
+    )
     idle_reserve: int = Field(0, ge=0, le=MOST_REPLICAS, description="executors beyond the demand, ready for more")
     tolerance: float = Field(
         0.0, ge=0, le=0.5, description="keep the size while it differs from the wanted one by no more than this share"
@@ -133,11 +139,29 @@ class Drain(Part):
 
 
 class Rollout(Part):
-    """How a changed template reaches the executors."""
+    """How a changed template reaches the executors, as in a Deployment."""
 
-    max_unavailable: IntOrShare = Field(
-        1, description="number or share of executors that may be missing during a rollout"
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"!has(self.maxSurge) || !has(self.maxUnavailable) || !({_SURGE_IS_NONE}) || !({_MISSING_IS_NONE})",
+                _NO_ROLLOUT,
+            )
+        )
     )
+    max_surge: IntOrShare = Field(
+        "25%", description="number or share of new executors that may start before old ones drain; rounded up"
+    )
+    max_unavailable: IntOrShare = Field(
+        "25%", description="number or share of executors that may be missing during a rollout; rounded down"
+    )
+    paused: bool = Field(False, description="leave outdated executors as they are")  # noqa: FBT003 - a default
+
+    @model_validator(mode="after")
+    def _check_progress(self) -> Rollout:
+        if {self.max_surge, self.max_unavailable} <= {0, "0%"}:
+            raise ValueError(_NO_ROLLOUT)
+        return self
 
 
 class JoexPoolSpec(Part):

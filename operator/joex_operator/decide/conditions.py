@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from joex.core.duration import format_duration
 from joex_operator.api.objects import Pool, SpecError
 from joex_operator.decide.actions import AskDrain, CreateReplica
-from joex_operator.decide.plan import ObservedPool, Plan, may_be_missing
+from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.replicas import Phase, Replica, asked_for, crashing, draining, ready, takers, unscheduled
+from joex_operator.decide.rollout import may_be_missing
 from joex_operator.decide.scaling import Limit, Mode
 
 
@@ -83,11 +84,18 @@ def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Cond
         if homeless:
             return Condition(name, "False", "Unschedulable", _failure(homeless, observed), bad=True)
         return Condition(name, "False", "Starting", "executors are starting")
+    return Condition(name, "True", *_at_work(pool, observed, target))
+
+
+def _at_work(pool: Pool, observed: ObservedPool, target: int) -> tuple[str, str]:
+    """The reason and the message of a pool that is ready."""
     if _is_rolling_out(observed):
-        return Condition(name, "True", "RollingOut", "executors with the previous template are being replaced")
+        if pool.spec.rollout.paused:
+            return "RolloutPaused", "spec.rollout.paused is set: executors with the previous template stay"
+        return "RollingOut", "executors with the previous template are being replaced"
     if target == 0:
-        return Condition(name, "True", "AtZero", "there is no work, and so no executor")
-    return Condition(name, "True", "Ready", "its executors take jobs")
+        return "AtZero", "there is no work, and so no executor"
+    return "Ready", "its executors take jobs"
 
 
 def _is_rolling_out(observed: ObservedPool) -> bool:
@@ -96,7 +104,7 @@ def _is_rolling_out(observed: ObservedPool) -> bool:
 
 
 def _is_starting(pool: Pool, observed: ObservedPool, target: int) -> bool:
-    spare = may_be_missing(pool, target) if _is_rolling_out(observed) else 0
+    spare = may_be_missing(pool.spec.rollout, target) if _is_rolling_out(observed) else 0
     return len(ready(observed.replicas)) < _needed(pool, target) - spare
 
 
@@ -160,7 +168,8 @@ def _able_to_scale(observed: ObservedPool, plan: Plan, failure: str) -> Conditio
         reason = "ScaleDownStabilized" if shrinks else "ScaleUpStabilized"
         until = "it shrinks once fewer have sufficed" if shrinks else "it grows once more have been wanted"
         return Condition(name, "True", reason, f"{until} for the stabilization window")
-    if sizing.mode is Mode.DEMAND and len(takers(observed.replicas)) - _leaving(plan) > sizing.target:
+    too_many = len(takers(observed.replicas)) - _leaving(plan) > sizing.target
+    if sizing.mode is Mode.DEMAND and too_many and not _is_rolling_out(observed):
         return Condition(
             name,
             "True",
@@ -179,10 +188,6 @@ def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Conditio
     name, sizing = "ScalingLimited", plan.sizing
     scaling = pool.spec.scaling
     created = sum(isinstance(action, CreateReplica) for action in plan.actions)
-    if draining(observed.replicas) and sizing.target > len(takers(observed.replicas)) + created:
-        return Condition(
-            name, "True", "WaitingForDrain", "draining executors count against the maximum until they are gone"
-        )
     if crashing(observed.replicas) and sizing.target > len(takers(observed.replicas)) + created:
         return Condition(name, "True", "ExecutorsCrashing", "crashing executors count against the maximum", bad=True)
     nowhere = [one for one in unscheduled(observed.replicas) if one.template == observed.template]
@@ -231,6 +236,6 @@ def _reconciling(pool: Pool, observed: ObservedPool, plan: Plan) -> Condition:
     if observed.database_problem is None and plan.sizing.mode is not Mode.SUSPENDED:
         if _is_starting(pool, observed, target):
             return Condition(name, "True", "Starting", "executors are starting")
-        if _is_rolling_out(observed):
+        if _is_rolling_out(observed) and not pool.spec.rollout.paused:
             return Condition(name, "True", "RollingOut", "executors with the previous template are being replaced")
     return Condition(name, "False", "Settled", "all of the spec holds")

@@ -26,18 +26,21 @@ class History:
         above: since it became smaller than wanted: the smallest wanted sizes.
         changes: executors added (positive) and drained (negative) within the longest period of a policy.
         unknown_since: when the demand became unknown; None: it is known.
+        size: the desired size during a rollout, beyond which replacements start; None: there is no rollout.
     """
 
     below: tuple[Mark, ...] = ()
     above: tuple[Mark, ...] = ()
     changes: tuple[Mark, ...] = ()
     unknown_since: float | None = None
+    size: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The history as JSON."""
         marks = {"below": self.below, "above": self.above, "changes": self.changes}
         stored: dict[str, Any] = {name: [list(mark) for mark in some] for name, some in marks.items() if some}
-        return stored if self.unknown_since is None else {**stored, "unknownSince": self.unknown_since}
+        numbers = {"unknownSince": self.unknown_since, "size": self.size}
+        return {**stored, **{name: number for name, number in numbers.items() if number is not None}}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any] | None) -> History:
@@ -45,8 +48,9 @@ class History:
         stored = stored or {}
         try:
             below, above, changes = (_marks(stored.get(name, ())) for name in ("below", "above", "changes"))
-            since = stored.get("unknownSince")
-            return cls(below, above, changes, None if since is None else float(since))
+            since, size = stored.get("unknownSince"), stored.get("size")
+            known_since = None if since is None else float(since)
+            return cls(below, above, changes, known_since, None if size is None else int(size))
         except (TypeError, ValueError, AttributeError):
             return cls()
 

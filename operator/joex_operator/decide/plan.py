@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from joex_operator.api.objects import Pool
+from joex_operator.decide import rollout
 from joex_operator.decide.actions import (
     Action,
     AskDrain,
@@ -79,12 +80,14 @@ class Plan:
 
     Attributes:
         actions: in the order in which to carry them out.
+        load: the load for which the size was decided.
         sizing: the desired size, its reason, and the history to store.
         requeue_after: seconds after which to reconcile again even if nothing happens; None: no need to.
         overdue: replicas that have drained for longer than drain.timeout, and that the pool waits for.
     """
 
     actions: tuple[Action, ...]
+    load: Load
     sizing: Sizing
     requeue_after: float | None
     overdue: tuple[str, ...] = ()
@@ -92,89 +95,109 @@ class Plan:
 
 def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) -> Plan:
     """The plan for a pool."""
-    sizing = size(pool, load(observed), history, now.timestamp())
-    surplus = _surplus(observed, sizing)
+    rolling = rollout.is_under_way(pool.spec.rollout, observed.replicas, observed.template)
+    found = _load(observed, history.size if rolling else None)
+    sizing = size(pool, found, history, now.timestamp())
+    surge = _surge(pool, observed, sizing) if rolling else 0
+    order = _order(observed, surge, rolling=rolling)
+    # Each replacement that takes jobs stands for an outdated executor that is about to drain: no surplus of the demand.
+    replaced = min(rollout.proven(order, observed.template), sizing.target) if rolling else 0
+    surplus = _surplus(order, sizing, replaced)
     outdated = _outdated(pool, observed, sizing, surplus)
-    created = _created(observed, sizing, leaving=len(surplus) + len(outdated))
-    asked = [*surplus, *outdated, *_crashing(observed, sizing), *_lost(observed), *_elsewhere(observed)]
-    marked = _marked(observed, sizing, asked)
+    created = _created(observed, sizing, [*surplus, *outdated], surge)
+    crashed = _crashing(observed, sizing, len(order) - replaced)
+    asked = [*surplus, *outdated, *crashed, *_lost(observed), *_elsewhere(observed)]
+    marked = _marked(order, sizing, asked)
     actions = (*_reports(observed), *_deletions(pool, observed, now), *_repairs(observed), *asked, *marked, *created)
+    sizing = _remembering(pool, found, sizing, shrunk=len(surplus), created=len(created), now=now)
     return Plan(
         actions=actions,
-        sizing=_remembering(pool, observed, sizing, shrunk=len(surplus), created=len(created), now=now),
+        load=found,
+        sizing=_with_size(sizing, rolling=rolling),
         requeue_after=_SOONEST if asked else _requeue_after(pool, observed, sizing, now),
         overdue=tuple(replica.name for replica in observed.replicas if _is_overdue(pool, replica, now)),
     )
 
 
-def load(observed: ObservedPool) -> Load:
-    """The load of a pool as it is observed."""
+def _load(observed: ObservedPool, size: int | None) -> Load:
+    """The load of a pool as it is observed. ``size``: what was desired before, during a rollout."""
     staying, leaving = asked_for(observed.replicas), draining(observed.replicas)
     # The jobs of a crashing executor will wait for another one as soon as the database finds it dead.
     held = sum(replica.held for replica in [*staying, *crashing(observed.replicas)])
-    return Load(observed.demand, len(staying), held, sum(replica.held for replica in leaving))
+    there = len(staying) if size is None else min(len(staying), size)
+    return Load(observed.demand, there, held, sum(replica.held for replica in leaving))
 
 
-def _surplus(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
+def _surge(pool: Pool, observed: ObservedPool, sizing: Sizing) -> int:
+    """How many replacements may start beyond the size. Those that crash are some of them."""
+    if sizing.mode not in (Mode.DEMAND, Mode.FIXED) or observed.database_problem is not None:
+        return 0
+    failed = sum(replica.template == observed.template for replica in crashing(observed.replicas))
+    return max(rollout.surge(pool.spec.rollout, sizing.target) - failed, 0)
+
+
+def _order(observed: ObservedPool, surge: int, *, rolling: bool) -> list[Replica]:
+    """The replicas that count for the size, in the order in which they leave: without the replacements beyond it."""
+    starting = rollout.starting(observed.replicas, observed.template)
+    beyond = {replica.name for replica in starting[max(len(starting) - surge, 0) :]}
+    there = [replica for replica in asked_for(observed.replicas) if replica.name not in beyond]
+    return first_to_leave(there, observed.template, rolling=rolling)
+
+
+def _surplus(order: Sequence[Replica], sizing: Sizing, replaced: int) -> list[AskDrain]:
     """Drain surplus replicas. One that was observed idle and has taken a job since stays: the next plan decides.
 
     A busy replica drains only where there are more than the user allows. Where there are more than the demand calls
     for, it stays until it is idle (see `_marked`).
     """
-    order = first_to_leave(asked_for(observed.replicas), observed.template)
-    disallowed = len(order) - sizing.most
+    disallowed = len(order) - replaced - sizing.most
     return [
         AskDrain(replica.name, replica.phase is not Phase.BUSY, Why(sizing.mode))
-        for number, replica in enumerate(order[: max(len(order) - sizing.target, 0)])
+        for number, replica in enumerate(order[: max(len(order) - replaced - sizing.target, 0)])
         if replica.phase is not Phase.BUSY or number < disallowed
     ]
 
 
-def _marked(observed: ObservedPool, sizing: Sizing, asked: Sequence[AskDrain]) -> list[MarkSpare]:
+def _marked(order: Sequence[Replica], sizing: Sizing, asked: Sequence[AskDrain]) -> list[MarkSpare]:
     """Mark the executors that the pool could do without, so that they take only what the others have no slots for.
 
     Otherwise steady work would keep each of them busy for ever. The marks of others go: after the drains, because an
     executor that drains may leave jobs to them.
     """
     leaving = {action.replica for action in asked}
-    order = [one for one in first_to_leave(asked_for(observed.replicas), observed.template) if one.name not in leaving]
-    spare = {replica.name for replica in order[: max(len(order) - sizing.target, 0)]}
+    staying = [replica for replica in order if replica.name not in leaving]
+    spare = {replica.name for replica in staying[: max(len(staying) - sizing.target, 0)]}
     return [
         MarkSpare(replica.name, replica.name in spare)
-        for replica in order
+        for replica in staying
         if replica.phase in (Phase.IDLE, Phase.BUSY) and replica.is_spare != (replica.name in spare)
     ]
 
 
 def _outdated(pool: Pool, observed: ObservedPool, sizing: Sizing, surplus: Sequence[AskDrain]) -> list[AskDrain]:
-    """Drain replicas with an outdated template: all that take no jobs, and as many others as maxUnavailable allows."""
-    if sizing.mode not in (Mode.DEMAND, Mode.FIXED):
+    """Drain replicas with an outdated template: all that take no jobs, and the others as the rollout allows."""
+    if sizing.mode not in (Mode.DEMAND, Mode.FIXED) or pool.spec.rollout.paused:
         return []
     leaving = {asked.replica for asked in surplus}
     staying = [replica for replica in asked_for(observed.replicas) if replica.name not in leaving]
     order = first_to_leave([replica for replica in staying if replica.template != observed.template], observed.template)
     useless = [one for one in order if one.phase in (Phase.PENDING, Phase.UNSCHEDULED) or one.is_deaf]
-    spare = len(ready(staying)) - sizing.target + may_be_missing(pool, sizing.target)
-    others = ready(order)[: max(spare, 0)]
+    spare = len(ready(staying)) - sizing.target + rollout.may_be_missing(pool.spec.rollout, sizing.target)
+    may_drain = rollout.proven(staying, observed.template) or not rollout.surge(pool.spec.rollout, sizing.target)
+    others = ready(order)[: max(spare, 0)] if may_drain else []
     return [
         *(AskDrain(replica.name, only_if_idle=True, why=Why.TEMPLATE) for replica in useless),
         *(AskDrain(replica.name, only_if_idle=False, why=Why.TEMPLATE) for replica in others),
     ]
 
 
-def may_be_missing(pool: Pool, target: int) -> int:
-    """How many executors of a pool of this size may be missing during a rollout."""
-    given = pool.spec.rollout.max_unavailable
-    return given if isinstance(given, int) else max(1, target * int(given.removesuffix("%")) // 100)
-
-
-def _crashing(observed: ObservedPool, sizing: Sizing) -> list[AskDrain]:
+def _crashing(observed: ObservedPool, sizing: Sizing, there: int) -> list[AskDrain]:
     """Drain replicas whose executors crash, if they are surplus or their template is outdated.
 
     The others stay, though new replicas do their work: their pods say why they crash, and their back-off slows
     restarts.
     """
-    unwanted = sizing.target == 0 or len(asked_for(observed.replicas)) > sizing.target
+    unwanted = sizing.target == 0 or there > sizing.target
     return [
         AskDrain(replica.name, only_if_idle=False, why=Why(sizing.mode) if unwanted else Why.TEMPLATE)
         for replica in crashing(observed.replicas)
@@ -197,17 +220,22 @@ def _elsewhere(observed: ObservedPool) -> list[AskDrain]:
     ]
 
 
-def _created(observed: ObservedPool, sizing: Sizing, *, leaving: int) -> list[CreateReplica]:
-    """Create what is missing, up to the maximum: a replica that drains or crashes counts until it is gone.
+def _created(observed: ObservedPool, sizing: Sizing, asked: Sequence[AskDrain], surge: int) -> list[CreateReplica]:
+    """Create what is missing, up to the maximum, for which a replica that crashes counts; and replacements beyond it.
 
     None, while no node has room for one of this template: another one would wait beside it.
     """
-    if any(replica.template == observed.template for replica in unscheduled(observed.replicas)):
+    leaving = {action.replica for action in asked}
+    staying = [replica for replica in asked_for(observed.replicas) if replica.name not in leaving]
+    present = [replica for replica in staying if replica.template == observed.template]
+    if unscheduled(present):
         return []
-    staying = len(asked_for(observed.replicas))
-    missing = sizing.target - (staying - leaving)
-    room = sizing.most - staying - len(draining(observed.replicas)) - len(crashing(observed.replicas))
-    indices = islice(free_indices(observed.replicas, observed.taken), max(min(missing, room), 0))
+    beyond = surge if len(present) < len(staying) else 0
+    # The second: where busy outdated executors are more than the work calls for, replacements come all the same.
+    missing = max(sizing.target + beyond - len(staying), beyond - len(rollout.starting(present, observed.template)))
+    room = sizing.most + beyond - len(staying) - len(crashing(observed.replicas))
+    number = max(min(missing, sizing.target - len(present), room), 0)
+    indices = islice(free_indices(observed.replicas, observed.taken), number)
     return [CreateReplica(index, Why(sizing.mode)) for index in indices]
 
 
@@ -265,15 +293,19 @@ def _repairs(observed: ObservedPool) -> Iterator[UpdateReplica]:
             yield UpdateReplica(replica.name, replica.uid)
 
 
-def _remembering(
-    pool: Pool, observed: ObservedPool, sizing: Sizing, *, shrunk: int, created: int, now: datetime
-) -> Sizing:
+def _remembering(pool: Pool, found: Load, sizing: Sizing, *, shrunk: int, created: int, now: datetime) -> Sizing:
     """The sizing with this plan's change of size in its history, for the policies. A replacement is no change."""
     period = longest_period(pool.spec.scaling)
     if sizing.mode not in (Mode.DEMAND, Mode.HOLD, Mode.FALLBACK) or not period:
         return replace(sizing, history=replace(sizing.history, changes=()))
-    grown = min(created, max(sizing.target - len(asked_for(observed.replicas)), 0))
+    grown = min(created, max(sizing.target - found.takers, 0))
     return replace(sizing, history=sizing.history.with_change(grown - shrunk, now.timestamp(), period))
+
+
+def _with_size(sizing: Sizing, *, rolling: bool) -> Sizing:
+    """The sizing with its target in its history during a rollout, when the number of replicas does not tell it."""
+    is_by_number = sizing.mode in (Mode.DEMAND, Mode.HOLD, Mode.FALLBACK)
+    return replace(sizing, history=replace(sizing.history, size=sizing.target if rolling and is_by_number else None))
 
 
 def _requeue_after(pool: Pool, observed: ObservedPool, sizing: Sizing, now: datetime) -> float | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from joex.store.pools import NewPoolStep
 from joex_operator.api.objects import Pool
-from joex_operator.decide.plan import ObservedPool, Plan, load
+from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.replicas import draining, ready
 from joex_operator.decide.scaling import Limit, Load, Mode, Sizing, executors_for, most_counted
 
 
 def pool_step(pool: Pool, observed: ObservedPool, plan: Plan) -> NewPoolStep | None:
     """What a plan makes of a pool; None: the database was away, so neither the demand nor the executors are known."""
-    demand, sizing, found = observed.demand, plan.sizing, load(observed)
+    demand, sizing, found = observed.demand, plan.sizing, plan.load
     if demand is None:
         return None
     return NewPoolStep(

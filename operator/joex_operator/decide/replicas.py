@@ -130,8 +130,9 @@ class Replica:
             return Phase.CRASHING
         if executor.alive:
             return Phase.BUSY if executor.held else Phase.IDLE
-        if self.lost:
-            return Phase.LOST
+        return Phase.LOST if self.lost else self._waiting()
+
+    def _waiting(self) -> Phase:
         return Phase.UNSCHEDULED if self.unscheduled else Phase.PENDING
 
     @property
@@ -189,7 +190,7 @@ def crashing(replicas: Iterable[Replica]) -> list[Replica]:
 
 
 def draining(replicas: Iterable[Replica]) -> list[Replica]:
-    """The replicas that finish their jobs: they count against the maximum until they are gone."""
+    """The replicas that finish their jobs, and count against no maximum: others do the work."""
     return [replica for replica in replicas if replica.phase is Phase.DRAINING]
 
 
@@ -198,16 +199,18 @@ def ready(replicas: Iterable[Replica]) -> list[Replica]:
     return [one for one in replicas if one.phase in (Phase.IDLE, Phase.BUSY) and not one.is_deaf]
 
 
-def first_to_leave(replicas: Iterable[Replica], template: str) -> list[Replica]:
+def first_to_leave(replicas: Iterable[Replica], template: str, *, rolling: bool = False) -> list[Replica]:
     """The replicas in the order in which they leave.
 
-    Unscheduled before pending before idle before busy; among these the outdated first, then those that have been told to leave new jobs to
-    others, then those with fewest jobs, then the youngest.
+    Unscheduled before pending before idle before busy; among these the outdated first, then those that have been told
+    to leave new jobs to others, then those with fewest jobs, then the youngest. During a rollout (``rolling``) the busy
+    outdated ones go before the idle ones that have replaced others.
     """
 
-    def rank(replica: Replica) -> tuple[int, bool, bool, int, int]:
-        stays = not replica.is_spare
-        return _ORDER[replica.phase], replica.template == template, stays, replica.held, -replica.index
+    def rank(replica: Replica) -> tuple[int, bool, int, bool, bool, int, int]:
+        order, is_present = _ORDER[replica.phase], replica.template == template
+        first = min(order, _ORDER[Phase.IDLE])
+        return first, rolling and is_present, order, is_present, not replica.is_spare, replica.held, -replica.index
 
     return sorted((replica for replica in replicas if replica.phase in _ORDER), key=rank)
 

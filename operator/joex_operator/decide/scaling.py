@@ -40,6 +40,7 @@ class Load:
     """The load of a pool. ``held``: jobs on executors that take more (``takers``); ``leaving``: on draining ones.
 
     Those that the cluster has no room for are among the takers here: policies and windows are about what is asked for.
+    So replacements that start beyond the size during a rollout are not.
     """
 
     demand: Demand | None
@@ -74,7 +75,7 @@ class Sizing:
 
     Attributes:
         target: the desired number of executors that take jobs.
-        most: the maximum, draining ones included.
+        most: the maximum.
         mode: what determined the target.
         wanted: the size that the demand alone calls for; None: the demand does not count.
         limit: what keeps the target from ``wanted``, if not a stabilization window.

@@ -96,6 +96,7 @@ def test_changes_of_one_moment_are_one_mark_for_each_direction():
 HISTORIES = [
     History(),
     History(below=((1.5, 3), (2.5, 1)), above=((1.0, 2),), changes=((1.0, -2),), unknown_since=7.25),
+    History(size=0),
 ]
 
 
@@ -109,7 +110,8 @@ def test_with_nothing_to_remember_nothing_is_stored():
 
 
 @pytest.mark.parametrize(
-    "stored", [None, {}, {"below": 3}, {"below": [[1]]}, {"above": [["x", 1]]}, {"unknownSince": "x"}, []]
+    "stored",
+    [None, {}, {"below": 3}, {"below": [[1]]}, {"above": [["x", 1]]}, {"unknownSince": "x"}, {"size": "x"}, []],
 )
 def test_what_cannot_be_read_is_forgotten(stored):
     assert History.from_dict(stored) == History()

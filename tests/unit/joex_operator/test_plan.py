@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -77,9 +78,9 @@ def test_a_step_that_is_repeated_makes_the_same_replicas():
     assert actions(found) == actions(found)
 
 
-def test_the_bound_counts_executors_that_drain():
+def test_the_bound_does_not_count_executors_that_drain():
     found = seen(*replicas(3, Phase.DRAINING, 1), runnable=20)
-    assert created(actions(found, scaling=autoscaled(most=4))) == [3]
+    assert created(actions(found, scaling=autoscaled(most=4))) == [3, 4, 5, 6]
 
 
 def test_replicas_that_are_retired_or_going_make_room():
@@ -259,41 +260,101 @@ def test_an_executor_that_somebody_else_drains_has_all_the_time_it_wants():
 
 # Rolling out a template.
 
-
-def test_without_room_one_outdated_replica_drains_and_nothing_is_made_yet():
-    found = seen(*replicas(3, held=2, template="old"))
-    assert actions(found, replicas=3) == [AskDrain("documents-2", only_if_idle=False, why=Why.TEMPLATE)]
+OLD: Any = {"template": "old"}
+ONE_MISSING = {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_with_room_the_new_replica_is_made_at_once():
-    found = seen(*replicas(3, held=2, template="old"))
-    assert actions(found) == [
-        AskDrain("documents-2", only_if_idle=False, why=Why.TEMPLATE),
-        CreateReplica(3, Why.DEMAND),
+def drained(index, *, only_if_idle=False):
+    return AskDrain(f"documents-{index}", only_if_idle=only_if_idle, why=Why.TEMPLATE)
+
+
+def test_the_only_executor_of_a_pool_drains_when_another_one_has_proved_the_template():
+    old = replica(0, held=2, **OLD)
+    assert actions(seen(old), replicas=1) == [CreateReplica(1, Why.FIXED)]
+    assert actions(seen(old, replica(1, Phase.PENDING)), replicas=1) == []
+    assert actions(seen(old, replica(1)), replicas=1) == [drained(0)]
+    assert actions(seen(replica(0, Phase.DRAINING, 2, **OLD), replica(1)), replicas=1) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "more"),
+    [(1, "25%", 1), (8, "25%", 2), (9, "25%", 3), (8, "0%", 0), (8, 3, 3), (2, 10, 2), (8, "100%", 8)],
+)
+def test_so_many_replacements_start_beyond_the_size_rounded_up(size, given, more):
+    found = seen(*replicas(size, held=2, **OLD))
+    done = actions(found, replicas=size, rollout={"maxSurge": given, "maxUnavailable": 1})
+    assert len(created(done)) == (more or 1)
+    assert len(asked(done)) == (0 if more else 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "missing"), [(3, "25%", 0), (7, "25%", 1), (8, "25%", 2), (8, 0, 0), (5, 3, 3), (5, 100, 5)]
+)
+def test_so_many_may_be_missing_rounded_down_once_one_has_proved_the_template(size, given, missing):
+    found = seen(*replicas(size, held=2, **OLD))
+    spec = {"replicas": size, "rollout": {"maxSurge": 1, "maxUnavailable": given}}
+    assert asked(actions(found, **spec)) == []
+    proven = seen(*found.replicas, replica(size))
+    assert len(asked(actions(proven, **spec))) == min(missing + 1, size)
+
+
+def test_where_both_shares_are_less_than_one_executor_one_may_be_missing():
+    found = seen(*replicas(2, held=2, **OLD))
+    assert actions(found, replicas=2, rollout={"maxSurge": 0, "maxUnavailable": "25%"}) == [
+        drained(1),
+        CreateReplica(2, Why.FIXED),
     ]
 
 
+def test_what_drains_counts_no_slot():
+    found = seen(*replicas(3, Phase.DRAINING, 2, **OLD), *replicas(3, first=3), *replicas(5, first=6, held=2, **OLD))
+    done = actions(found, replicas=8)
+    assert (len(asked(done)), created(done)) == (2, [11, 12, 13, 14])
+
+
 def test_the_next_one_waits_until_the_new_one_takes_jobs():
-    starting = [*replicas(2, held=2, template="old"), replica(2, Phase.DRAINING, 1), replica(3, Phase.PENDING)]
-    assert actions(seen(*starting, runnable=2)) == []
-    there = [*replicas(2, held=2, template="old"), replica(2, Phase.DRAINING, 1), replica(3, held=2)]
-    assert asked(actions(seen(*there))) == ["documents-1"]
+    starting = [*replicas(2, held=2, **OLD), replica(2, Phase.DRAINING, 1), replica(3, Phase.PENDING)]
+    assert actions(seen(*starting, runnable=2), rollout=ONE_MISSING) == []
+    there = [*replicas(2, held=2, **OLD), replica(2, Phase.DRAINING, 1), replica(3, held=2)]
+    assert asked(actions(seen(*there), rollout=ONE_MISSING)) == ["documents-1"]
 
 
-@pytest.mark.parametrize(("allowed", "drained"), [(1, 1), (3, 3), ("50%", 2), ("1%", 1), (100, 5)])
-def test_so_many_may_be_missing_meanwhile(allowed, drained):
-    found = seen(*replicas(5, held=2, template="old"))
-    done = actions(found, replicas=5, rollout={"maxUnavailable": allowed})
-    assert len(asked(done)) == drained
+def test_a_rollout_that_is_paused_changes_nothing_and_new_replicas_have_the_new_template():
+    found = seen(replica(0, held=2, **OLD), replica(1, Phase.PENDING, **OLD), runnable=2)
+    assert actions(found, rollout={"paused": True}) == []
+    assert actions(replace(found, demand=Demand(4)), rollout={"paused": True}) == [CreateReplica(2, Why.DEMAND)]
+
+
+def test_replacements_that_start_are_no_reason_to_grow_and_shrink():
+    slowly = autoscaled(behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
+    first = decided(seen(*replicas(2, held=2, **OLD)), scaling=slowly)
+    assert (first.sizing.target, created(first.actions)) == (2, [2])
+    for third in (replica(2, Phase.PENDING), replica(2)):
+        found = seen(*replicas(2, held=2, **OLD), third)
+        plan = decided(found, history=History.from_dict(first.sizing.history.to_dict()), scaling=slowly)
+        assert (plan.sizing.target, plan.sizing.history) == (2, first.sizing.history)
+    settled = decided(seen(*replicas(2, held=2)), history=first.sizing.history, scaling=slowly)
+    assert settled.sizing.history == History()
+
+
+def test_where_busy_outdated_executors_are_more_than_the_work_needs_one_new_one_replaces_them():
+    found = seen(*replicas(4, held=1, **OLD))
+    assert actions(found, poolSize=10) == [
+        *(MarkSpare(f"documents-{index}", spare=True) for index in (3, 2, 1)),
+        CreateReplica(4, Why.DEMAND),
+    ]
+    done = actions(seen(*found.replicas, replica(4)), poolSize=10)
+    assert asked(done) == [f"documents-{index}" for index in (3, 2, 1, 0)]
+    assert created(done) == []
 
 
 def test_idle_replicas_are_replaced_before_busy_ones():
-    found = seen(replica(0, template="old"), replica(1, held=2, template="old"), replica(2))
-    assert asked(actions(found, replicas=3)) == ["documents-0"]
+    found = seen(replica(0, **OLD), replica(1, held=2, **OLD), replica(2))
+    assert asked(actions(found, replicas=3, rollout=ONE_MISSING)) == ["documents-0"]
 
 
 def test_replicas_that_never_started_are_replaced_at_once():
-    found = seen(*replicas(3, Phase.PENDING, template="old", problem="CrashLoopBackOff"), runnable=6)
+    found = seen(*replicas(3, Phase.PENDING, problem="CrashLoopBackOff", **OLD), runnable=6)
     done = actions(found)
     assert asked(done) == ["documents-2", "documents-1", "documents-0"]
     assert created(done) == [3, 4, 5]
@@ -301,27 +362,39 @@ def test_replicas_that_never_started_are_replaced_at_once():
 
 def test_idle_replicas_that_take_no_jobs_are_replaced_at_once_and_are_no_capacity_in_a_rollout():
     """As after a change of the password, when the database refuses the logins of all."""
-    found = seen(*replicas(3, template="old", unready=True), replica(3, held=1, template="old", unready=True))
+    found = seen(*replicas(3, unready=True, **OLD), replica(3, held=1, unready=True, **OLD))
     assert actions(found, replicas=4) == [
-        AskDrain("documents-2", only_if_idle=True, why=Why.TEMPLATE),
-        AskDrain("documents-1", only_if_idle=True, why=Why.TEMPLATE),
-        AskDrain("documents-0", only_if_idle=True, why=Why.TEMPLATE),
+        *(drained(index, only_if_idle=True) for index in (2, 1, 0)),
+        *(CreateReplica(index, Why.FIXED) for index in (4, 5, 6, 7)),
     ]
 
 
 def test_a_template_that_does_not_start_stops_the_rollout():
-    found = seen(
-        *replicas(4, held=2, template="old"), replica(4, Phase.PENDING, problem="ImagePullBackOff"), runnable=2
-    )
-    assert actions(found, replicas=5) == []
+    found = seen(*replicas(4, held=2, **OLD), replica(4, Phase.PENDING, problem="ImagePullBackOff"), runnable=2)
+    assert actions(found, replicas=4) == []
+    assert actions(found, replicas=5, rollout=ONE_MISSING) == []
+
+
+def test_nor_does_one_whose_executors_start_and_crash_cost_one_executor_after_the_other():
+    found = seen(*replicas(4, held=2, **OLD), replica(4, Phase.CRASHING))
+    assert actions(found) == []
 
 
 def test_what_is_too_much_goes_first_and_counts_for_the_rollout():
-    found = seen(replica(0, held=2, template="old"), replica(1, held=2), replica(2, template="old"))
+    found = seen(replica(0, held=2, **OLD), replica(1, held=2), *replicas(2, first=2, **OLD))
     assert actions(found, rollout={"maxUnavailable": 1}) == [
+        AskDrain("documents-3", only_if_idle=True, why=Why.DEMAND),
+        drained(2),
+        drained(0),
+        CreateReplica(4, Why.DEMAND),
+    ]
+
+
+def test_a_rollout_that_is_stuck_keeps_no_idle_executor():
+    found = seen(*replicas(3, **OLD), replica(3, Phase.PENDING, problem="ImagePullBackOff"), runnable=2)
+    assert actions(found) == [
         AskDrain("documents-2", only_if_idle=True, why=Why.DEMAND),
-        AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE),
-        CreateReplica(3, Why.DEMAND),
+        AskDrain("documents-1", only_if_idle=True, why=Why.DEMAND),
     ]
 
 
@@ -334,21 +407,21 @@ def made_for_another_database(count, **known):
     return [replace(one, executor=ObservedExecutor(**known, database="db/new")) for one in found]
 
 
-def test_executors_that_work_in_another_database_all_drain_and_count_until_they_are_gone():
+def test_executors_that_work_in_another_database_all_drain_and_others_replace_them():
     found = seen(*made_for_another_database(3), runnable=20)
-    done = actions(found, scaling=autoscaled(most=4))
+    done = actions(found, scaling=autoscaled(most=2))
     assert done == [
         *(AskDrain(f"documents-{index}", only_if_idle=True, why=Why.DATABASE) for index in range(3)),
         CreateReplica(3, Why.DEMAND),
+        CreateReplica(4, Why.DEMAND),
     ]
-    retired = seen(*made_for_another_database(3, retired_at=NOW), runnable=20)
-    assert actions(retired, scaling=autoscaled(most=3)) == [
+    others = replicas(2, first=3)
+    retired = seen(*made_for_another_database(3, retired_at=NOW), *others, runnable=20)
+    assert actions(retired, scaling=autoscaled(most=2)) == [
         DeleteReplica(f"documents-{index}", f"uid-{index}", Why.RETIRED) for index in range(3)
     ], "now no restart of theirs takes a job that it has no time for; their pods finish what they run"
-    ending = [replace(one, uid=None) for one in retired.replicas]
-    assert actions(seen(*ending, runnable=20), scaling=autoscaled(most=3)) == []
-    gone = [replace(one, pods=()) for one in ending]
-    assert len(created(actions(seen(*gone, runnable=20), scaling=autoscaled(most=3)))) == 3
+    ending = [*(replace(one, uid=None) for one in retired.replicas[:3]), *others]
+    assert actions(seen(*ending, runnable=20), scaling=autoscaled(most=2)) == []
 
 
 def test_they_are_never_taken_for_executors_that_have_not_started():
@@ -360,7 +433,7 @@ def test_they_are_never_taken_for_executors_that_have_not_started():
 
 def test_an_executor_that_has_started_again_since_is_one_of_the_present_database():
     found = seen(*made_for_another_database(1, alive=True, held=2, pod_uid="pod-0"))
-    assert actions(found, replicas=1) == [AskDrain("documents-0", only_if_idle=False, why=Why.TEMPLATE)]
+    assert actions(found, replicas=1, rollout=ONE_MISSING) == [drained(0), CreateReplica(1, Why.FIXED)]
 
 
 def test_one_on_a_lost_node_makes_room_as_its_pod_may_stay_for_ever():
@@ -485,7 +558,7 @@ def changes(plan):
 
 def test_growth_is_remembered_as_far_as_it_is_done():
     scaling = autoscaled(most=3, behavior={"scaleUp": POLICY})
-    assert changes(decided(seen(replica(0, Phase.DRAINING, 1), runnable=20), scaling=scaling)) == [2]
+    assert changes(decided(seen(replica(0, Phase.CRASHING), runnable=20), scaling=scaling)) == [2]
 
 
 def test_shrinking_is_remembered():
@@ -496,7 +569,12 @@ def test_shrinking_is_remembered():
 def test_replacing_a_replica_is_no_change_of_size():
     scaling = autoscaled(behavior={"scaleUp": POLICY})
     plan = decided(seen(replica(0, held=2, template="old")), scaling=scaling)
-    assert len(plan.actions) == 2
+    assert created(plan.actions) == [1]
+    assert changes(plan) == []
+    plan = decided(
+        seen(replica(0, template="old"), replica(1)), scaling=autoscaled(1, 1, behavior={"scaleDown": POLICY})
+    )
+    assert asked(plan.actions) == ["documents-0"]
     assert changes(plan) == []
 
 

@@ -103,6 +103,11 @@ def test_outdated_replicas_go_first_among_their_like():
     assert named(first_to_leave(found, "now")) == [4, 0, 1, 2, 3]
 
 
+def test_in_a_rollout_busy_outdated_replicas_go_before_those_that_have_replaced_others():
+    found = [replica(0, held=1, template="old"), replica(1), replica(2, template="old"), replica(3, Phase.PENDING)]
+    assert named(first_to_leave(found, "now", rolling=True)) == [3, 2, 0, 1]
+
+
 def test_who_takes_nothing_any_more_is_not_asked_to_leave():
     assert {replica.phase for replica in first_to_leave(ALL, "now")} == {
         Phase.UNSCHEDULED,

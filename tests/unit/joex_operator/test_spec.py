@@ -144,8 +144,12 @@ WRONG = [
     ),
     ({"drain": {"timeout": "soon"}}, "spec.drain.timeout: "),
     ({"drain": {"onTimeout": "Kill"}}, "spec.drain.onTimeout: "),
-    ({"rollout": {"maxUnavailable": "0%"}}, "spec.rollout.maxUnavailable: expected a number of at least 1"),
-    ({"rollout": {"maxUnavailable": True}}, "spec.rollout.maxUnavailable: expected a number of at least 1"),
+    ({"rollout": {"maxUnavailable": "101%"}}, "spec.rollout.maxUnavailable: expected a number of at least 0"),
+    ({"rollout": {"maxSurge": True}}, "spec.rollout.maxSurge: expected a number of at least 0"),
+    (
+        {"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}},
+        "spec.rollout: maxSurge and maxUnavailable must not both be 0",
+    ),
     ({"template": []}, "spec.template: "),
 ]
 
