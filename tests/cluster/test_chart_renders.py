@@ -158,6 +158,7 @@ FOR_POOLS = {
     ("", "pods"): "list watch",
     ("", "secrets"): "get",
     ("", "events"): "create patch",
+    ("", "namespaces"): "get",
     ("coordination.k8s.io", "leases"): "create",
     ("coordination.k8s.io", "leases", "joex.dev"): "get update",
 }
@@ -305,7 +306,8 @@ async def test_the_monitors_find_the_operator_and_all_executors(helm: Helm) -> N
     assert (wanted["key"], wanted["operator"]) == (selector("any").partition("=")[0], "Exists")
     assert executors["namespaceSelector"] == {"matchNames": ["prod"]}
     [endpoint] = executors["podMetricsEndpoints"]
-    [port] = replica_deployment(_pool(rendered), 0, "joex")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    executor = replica_deployment(_pool(rendered), 0, "joex", "prod.1")["spec"]["template"]["spec"]["containers"][0]
+    [port] = executor["ports"]
     assert endpoint["port"] == port["name"]
     assert endpoint["relabelings"] == [
         {"sourceLabels": ["__meta_kubernetes_pod_label_joex_dev_pool"], "targetLabel": "pool"}

@@ -34,17 +34,15 @@ async def job(system: System, job_id: UUID) -> asyncpg.Record:
 
 async def endings(system: System, replica: str) -> list[str | None]:
     """How the executors of a replica ended, in order; None: it lives."""
-    app_id = f"{system.namespace}/{replica}"
     rows = await system.db.fetch(
-        "SELECT ending FROM joex_private.executor WHERE app_id = $1 ORDER BY started_at", app_id
+        "SELECT ending FROM joex_private.executor WHERE split_part(app_id, '/', 2) = $1 ORDER BY started_at", replica
     )
     return [row["ending"] for row in rows]
 
 
 async def until_drains(system: System, replica: str) -> None:
-    app_id = f"{system.namespace}/{replica}"
-    query = "SELECT draining FROM joex_private.executor WHERE app_id = $1 AND left_at IS NULL"
-    await eventually(lambda: system.db.fetchval(query, app_id), why=f"{replica} drains")
+    query = "SELECT draining FROM joex_private.executor WHERE split_part(app_id, '/', 2) = $1 AND left_at IS NULL"
+    await eventually(lambda: system.db.fetchval(query, replica), why=f"{replica} drains")
 
 
 def near(node: LocalNode) -> Object:

@@ -22,6 +22,9 @@ LONGEST_POOL = 40
 """Kubernetes truncates the prefix of a generated pod name to 58 characters, and must not cut the replica's name: a
 pool's name of 40, an index of 5 digits, a hash of 10 characters and three dashes make 58."""
 MOST_REPLICAS = 10_000
+_TELLING = 8
+"""Characters of a UID that tell it from others: with 32 random bits, a thousand namespaces of one name are a chance of
+one in ten thousand that two are taken for one."""
 LONGEST_TASK = 63
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 """The characters of names, as a regular expression that Python and the API server read alike."""
@@ -48,23 +51,33 @@ def replica_index(pool: str, replica: str) -> int | None:
     return int(match[2]) if match is not None and match[1] == pool else None
 
 
-def app_id(namespace: str, replica: str) -> str:
-    """The app-id of the executor in a replica, which `joex.config.Settings` derives from its pod's name too.
+def home_of(namespace: str, uid: str) -> str:
+    """Where executors run, for all who share their database: a namespace, and which of this name.
 
-    >>> app_id("prod", "documents-3")
-    'prod/documents-3'
+    >>> home_of("prod", "3f2a9c1e-0b7d-4f0e-9d39-0a4b8a2f6f11")
+    'prod.3f2a9c1e'
     """
-    return f"{namespace}/{replica}"
+    return f"{namespace}.{uid[:_TELLING]}"
 
 
-def replica_of(namespace: str, pool: str, executor: str) -> int | None:
+def app_id(home: str, replica: str) -> str:
+    """The app-id of the executor in a replica.
+
+    >>> app_id("prod.3f2a9c1e", "documents-3")
+    'prod.3f2a9c1e/documents-3'
+    """
+    return f"{home}/{replica}"
+
+
+def replica_of(home: str, pool: str, executor: str) -> int | None:
     """The index of the replica whose executor has this app-id; None: it is not in a replica of this pool.
 
-    >>> replica_of("prod", "documents", "prod/documents-3"), replica_of("prod", "documents", "laptop")
-    (3, None)
+    >>> replica_of("prod.3f2a9c1e", "documents", "prod.3f2a9c1e/documents-3")
+    3
+    >>> replica_of("prod.3f2a9c1e", "documents", "prod.77777777/documents-3")
     """
     owner, _, replica = executor.partition("/")
-    return replica_index(pool, replica) if owner == namespace else None
+    return replica_index(pool, replica) if owner == home else None
 
 
 def selector(pool: str) -> str:

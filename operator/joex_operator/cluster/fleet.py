@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from joex_operator.api.names import FIELD_MANAGER, MOST_REPLICAS, REPLICA_LABEL, replica_index
+from joex_operator.api.names import FIELD_MANAGER, MOST_REPLICAS, REPLICA_LABEL, home_of, replica_index
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.cluster.cache import Body, Cache, Key, version
 from joex_operator.cluster.event_recorder import EventRecorder
@@ -36,21 +36,27 @@ class ClusterFleet:
         api: with the operator's credentials.
         image: of executors whose pool names none.
         identity: of this operator.
+        uid_of: the UID of a namespace.
     """
 
-    def __init__(self, api: KubernetesApi, *, image: str, identity: str) -> None:
+    def __init__(self, api: KubernetesApi, *, image: str, identity: str, uid_of: Callable[[str], str]) -> None:
         self.cache = Cache()
         self._api = api
         self._image = image
+        self._uid_of = uid_of
         self._secrets = Secrets(api)
         self._recorder = EventRecorder(api, identity)
         self._checked: dict[str, str] = {}
         self._foreign: dict[tuple[str, str], float] = {}
         self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
 
+    def home(self, pool: Pool) -> str:
+        """See `Fleet.home`: two clusters have namespaces of one name, but not of one UID."""
+        return home_of(pool.namespace, self._uid_of(pool.namespace))
+
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""
-        return manifests.template_hash(pool, self._image, self._secrets.digest(pool))
+        return manifests.template_hash(pool, self._image, self.home(pool), self._secrets.digest(pool))
 
     def replicas(self, pool: Pool) -> list[Replica]:
         """See `Fleet.replicas`."""
@@ -61,7 +67,8 @@ class ClusterFleet:
         template = self.template(pool)
         if self._checked.get(pool.uid) == template:
             return
-        manifest = manifests.replica_deployment(pool, MOST_REPLICAS, self._image)  # a name that no replica has
+        # A name that no replica has.
+        manifest = manifests.replica_deployment(pool, MOST_REPLICAS, self._image, self.home(pool))
         try:
             await self._api.create(path_of(pool.namespace, "deployments"), manifest, **_STRICT, dryRun="All")
         except Invalid as error:
@@ -71,8 +78,8 @@ class ClusterFleet:
 
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""
-        secret, database = self._secrets.digest(pool), self._secrets.database(pool)
-        manifest = manifests.replica_deployment(pool, index, self._image, secret, database)
+        read = {"secret": self._secrets.digest(pool), "database": self._secrets.database(pool)}
+        manifest = manifests.replica_deployment(pool, index, self._image, self.home(pool), **read)
         try:
             made: Body = await self._api.create(path_of(pool.namespace, "deployments"), manifest, **_STRICT)
         except Conflict:
@@ -146,9 +153,12 @@ class ClusterFleet:
         self._statuses[key] = (version(body), body.get("status") or {})
         return True
 
-    def mark_deleted(self, body: Body) -> None:
-        """Remember the deletion of an object, so that an older list result can't revive it."""
-        self.keep_status({**body, "status": None})
+    def mark_deleted(self, body: Body) -> bool:
+        """Remember the deletion of an object, so that an older list result can't revive it.
+
+        False: another one has its name by now. A deletion is told late where a watch was cut.
+        """
+        return self.keep_status({**body, "status": None})
 
     def forget_absent(self, kind: str, there: Collection[Key], listed_at: int, namespace: str) -> list[Key]:
         """Remove the objects that the list of a namespace ("": of all) at a version lacks; returns their keys."""

@@ -163,8 +163,8 @@ class KopfWatches:
         elif plural == "pods":
             changed_object = cache.pod_deleted(body) if is_gone else cache.pods.put(body)
         elif is_gone:
-            self._fleet.mark_deleted({**body, "kind": _OBJECTS[plural]})
-            self._controller.remove(_OBJECTS[plural], body["metadata"]["namespace"], body["metadata"]["name"])
+            if self._fleet.mark_deleted({**body, "kind": _OBJECTS[plural]}):
+                self._controller.remove(_OBJECTS[plural], body["metadata"]["namespace"], body["metadata"]["name"])
             return
         else:
             self._put_object(_OBJECTS[plural], body)

@@ -158,6 +158,7 @@ def path_of(namespace: str, kind: str, name: str = "") -> str:
 _ROOTS = {
     "configmaps": "/api/v1",
     "events": "/api/v1",
+    "namespaces": "/api/v1",
     "pods": "/api/v1",
     "secrets": "/api/v1",
     "deployments": "/apis/apps/v1",

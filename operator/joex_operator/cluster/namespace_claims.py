@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from joex_operator.cluster.kubernetes_api import KubernetesApi, NamespaceTerminating, NotFound
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NamespaceTerminating, NotFound, path_of
 from joex_operator.cluster.lease import LeaseLock
 from joex_operator.control.fleet import FleetError
 
@@ -43,6 +43,8 @@ class NamespaceClaims:
         self._release = release
         self._locks: dict[str, LeaseLock] = {}
         self._held: set[str] = set()
+        self._uids: dict[str, str] = {}
+        self._unread: dict[str, ApiError] = {}
         self._wanted = asyncio.Event()
 
     def holds(self, namespace: str) -> bool:
@@ -54,6 +56,10 @@ class NamespaceClaims:
             self._wanted.set()
         return namespace in self._held
 
+    def uid_of(self, namespace: str) -> str:
+        """The UID of a namespace that this release holds or held: no other one of this name has it, in no cluster."""
+        return self._uids[namespace]
+
     def problem(self) -> str | None:
         """Why this release does not act in a namespace that it watches, in one line; None: it acts in all of them."""
         return next((said for name in sorted(self._locks) if (said := self._not_held(name))), None)
@@ -64,7 +70,8 @@ class NamespaceClaims:
             return ""
         if lock.other:
             return f"the release {lock.other} manages the namespace {namespace}: {self._release} leaves it alone"
-        return f"can't claim the namespace {namespace}: {lock.error}" if lock.error else ""
+        error = lock.error or self._unread.get(namespace)
+        return f"can't claim the namespace {namespace}: {error}" if error else ""
 
     async def claim(self, namespaces: Iterable[str]) -> None:
         """Claim namespaces, or renew the claims.
@@ -85,7 +92,7 @@ class NamespaceClaims:
         lock = self._locks[namespace]
         before = self._not_held(namespace)
         if await lock.acquire():
-            self._held.add(namespace)
+            await self._identify(namespace, before)
         elif isinstance(lock.error, NotFound):  # the namespace has been deleted
             del self._locks[namespace]
             self._held.discard(namespace)
@@ -97,6 +104,20 @@ class NamespaceClaims:
             raise FleetError(f"can't renew the claim of the namespace {namespace}: {lock.error}")
         elif not was_held and (said := self._not_held(namespace)) != before:
             _log.warning("%s", said)
+
+    async def _identify(self, namespace: str, before: str) -> None:
+        """Hold a namespace whose Lease this release has, when its UID is known."""
+        if namespace not in self._held:  # (it may have been deleted and made again)
+            try:
+                found = await self._api.get(path_of("", "namespaces", namespace))
+            except ApiError as error:
+                self._unread[namespace] = error
+                if (said := self._not_held(namespace)) != before:
+                    _log.warning("%s", said)
+                return
+            self._unread.pop(namespace, None)
+            self._uids[namespace] = found["metadata"]["uid"]
+        self._held.add(namespace)
 
     async def run(self, on_gain: Callable[[], None]) -> None:
         """Claim and renew until cancelled; calls ``on_gain`` when this release has gained namespaces.

@@ -115,7 +115,8 @@ class Operator:
         """Lead: watch, reconcile, query metrics."""
         settings = self._settings
         self._metrics.leading(value=True)
-        fleet = ClusterFleet(self._api, image=settings.image, identity=settings.own_identity)
+        claims = self._claims = NamespaceClaims(self._api, settings.release)
+        fleet = ClusterFleet(self._api, image=settings.image, identity=settings.own_identity, uid_of=claims.uid_of)
         controller = self._controller = Controller(
             fleet,
             worker=settings.own_identity,
@@ -123,7 +124,6 @@ class Operator:
             migrate=settings.migrate,
             metrics=self._metrics,
         )
-        claims = self._claims = NamespaceClaims(self._api, settings.release)
         watches = self._watches = KopfWatches(
             self._api, fleet, controller, settings.namespaces, claims=claims, identity=settings.own_identity
         )

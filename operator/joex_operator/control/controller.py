@@ -141,8 +141,11 @@ class Controller:
             if kind == "queue" and name in pool.spec.queues:
                 self._pool_reconciler.notified(pool)
                 self._queue.add(key)
-            elif kind == "all" or (kind == "executor" and replica_of(pool.namespace, pool.name, name) is not None):
+            elif kind == "all" or (kind == "executor" and self._is_replica(pool, name)):
                 self._queue.add(key, _SOON)
+
+    def _is_replica(self, pool: Pool, executor: str) -> bool:
+        return replica_of(self._fleet.home(pool), pool.name, executor) is not None
 
     async def _reconcile(self, key: Key) -> None:
         began, ok = time.monotonic(), True

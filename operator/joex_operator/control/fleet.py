@@ -17,6 +17,9 @@ class FleetError(Exception):
 class Fleet(Protocol):
     """Observes and changes the executors of pools. Each change is idempotent."""
 
+    def home(self, pool: Pool) -> str:
+        """The first part of the app-ids of a pool's executors. No other fleet on the same database has it."""
+
     def template(self, pool: Pool) -> str:
         """The hash of the template of which new replicas of the pool are made.
 

@@ -145,7 +145,8 @@ class PoolReconciler:
 
     async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand, set[str]]:
         """Query the app-ids by replica, the demand, and the crashing pods in which an executor ever registered."""
-        watch, name = self._watch(pool), app_id(pool.namespace, pool.name)
+        watch, home = self._watch(pool), self._fleet.home(pool)
+        name = app_id(home, pool.name)
         spec = pool.spec
         can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
         async with database.connection() as connection:
@@ -161,13 +162,13 @@ class PoolReconciler:
             # Where no executor is left, only the operator notices that the last one has died.
             while await executors.rescue(connection, database.marks, spec.most_losses):
                 pass
-            prefix = app_id(pool.namespace, replica_name(pool.name, 0))[:-1]
+            prefix = app_id(home, replica_name(pool.name, 0))[:-1]
             runnable, next_due, known = await pools.demand_and_replicas(
                 connection, spec.queues, scaling.most_counted(spec), prefix
             )
             pods = [uid for replica in self._fleet.replicas(pool) if replica.crashing for uid in replica.pods]
             worked = await pools.registered_in(connection, pods) if pods else set()
-        indices = {replica_of(pool.namespace, pool.name, one.app_id): one for one in known}
+        indices = {replica_of(home, pool.name, one.app_id): one for one in known}
         return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due), worked
 
     def _watch(self, pool: Pool) -> GrowthWatch:
@@ -224,12 +225,12 @@ class PoolReconciler:
         async with database.connection() as connection:
             match action:
                 case AskDrain(replica, only_if_idle):
-                    name = app_id(pool.namespace, replica)
+                    name = app_id(self._fleet.home(pool), replica)
                     return await pools.retire(connection, name, only_if_idle=only_if_idle) != "busy"
                 case MarkSpare(replica, spare):
-                    return await pools.mark_spare(connection, app_id(pool.namespace, replica), spare=spare)
+                    return await pools.mark_spare(connection, app_id(self._fleet.home(pool), replica), spare=spare)
                 case ForgetReplica(replica, retired_at):
-                    return await pools.forget_retired(connection, app_id(pool.namespace, replica), retired_at)
+                    return await pools.forget_retired(connection, app_id(self._fleet.home(pool), replica), retired_at)
                 case ReportGone(pod_uid):
                     jobs = await pools.pod_gone(connection, pod_uid, pool.spec.most_losses)
                     self._metrics.decisions.reclaimed(jobs)

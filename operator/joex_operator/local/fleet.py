@@ -103,6 +103,10 @@ class ProcessFleet:
         self._entries: dict[str, _Entry] = {}
         self._statuses: dict[tuple[str, str], Mapping[str, Any]] = {}
 
+    def home(self, pool: Pool) -> str:
+        """The name of this ``joex up``."""
+        return pool.namespace
+
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""
         return template_hash(pool)

@@ -10,6 +10,7 @@ from joex_operator.cluster.kubernetes_api import Conflict, Invalid
 from joex_operator.control.fleet import FleetError
 from tests.unit.joex_operator.builders import pool
 
+UIDS = {"prod": "3f2a9c1e-0b7d-4f0e-9d39-0a4b8a2f6f11"}
 TYPO = 'strict decoding error: unknown field "spec.template.spec.nodeSelecter"'
 
 
@@ -19,10 +20,12 @@ class Api:
     def __init__(self) -> None:
         self.refuses: Exception | None = None
         self.created: list[tuple[str, dict[str, str]]] = []
+        self.bodies: list[Any] = []
         self.existing: dict[str, Any] = {}
 
     async def create(self, _path: str, body: Any, **query: str) -> Any:
         self.created.append((body["metadata"]["name"], query))
+        self.bodies.append(body)
         if self.refuses is not None:
             raise self.refuses
         if body["metadata"]["name"] in self.existing:
@@ -40,7 +43,7 @@ def api() -> Api:
 
 @pytest.fixture
 def fleet(api: Any) -> ClusterFleet:
-    return ClusterFleet(api, image="joex:1", identity="operator")
+    return ClusterFleet(api, image="joex:1", identity="operator", uid_of=UIDS.__getitem__)
 
 
 async def test_a_template_is_checked_once_by_a_dry_run_that_accepts_no_unknown_field(fleet: ClusterFleet, api: Api):
@@ -67,6 +70,13 @@ async def test_a_replica_is_created_with_no_unknown_field(fleet: ClusterFleet, a
     await fleet.create(pool(), 0)
     assert api.created[0][1]["fieldValidation"] == "Strict"
     assert [one.uid for one in fleet.replicas(pool())] == ["made"]
+
+
+async def test_an_executor_has_an_app_id_that_no_other_clusters_executor_has(fleet: ClusterFleet, api: Api):
+    await fleet.create(pool(), 0)
+    [container] = api.bodies[0]["spec"]["template"]["spec"]["containers"]
+    assert {"name": "JOEX_APP_ID", "value": "prod.3f2a9c1e/documents-0"} in container["env"]
+    assert fleet.home(pool()) == "prod.3f2a9c1e"
 
 
 async def test_a_name_that_another_owner_has_is_told_once_and_then_left_alone(fleet: ClusterFleet, api: Api):

@@ -15,6 +15,7 @@ from joex_operator.decide.manifests.environment import literal
 from tests.unit.joex_operator.builders import pool
 
 TMP = "/tmp"  # noqa: S108 - the pod's own
+HOME = "prod.3f2a9c1e"
 MOVABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "tmp"}
 LABELS = {
     "app.kubernetes.io/name": "joex",
@@ -27,7 +28,7 @@ LABELS = {
 
 
 def deployment(index=3, image="joex:1", **spec):
-    return replica_deployment(pool(**spec), index, image)
+    return replica_deployment(pool(**spec), index, image, HOME)
 
 
 def pod(**spec):
@@ -66,7 +67,7 @@ def test_the_deployment_of_a_replica():
             "name": "documents-3",
             "namespace": "prod",
             "labels": LABELS,
-            "annotations": {"joex.dev/template-hash": template_hash(pool(), "joex:1"), "joex.dev/database": ""},
+            "annotations": {"joex.dev/template-hash": template_hash(pool(), "joex:1", HOME), "joex.dev/database": ""},
             "ownerReferences": [
                 {
                     "apiVersion": "joex.dev/v1alpha1",
@@ -96,7 +97,7 @@ def test_the_deployment_of_a_replica():
                             "command": ["joex"],
                             "args": ["executor", "--app", "shop.tasks:app"],
                             "env": [
-                                {"name": "JOEX_APP_ID", "value": "prod/documents-3"},
+                                {"name": "JOEX_APP_ID", "value": "prod.3f2a9c1e/documents-3"},
                                 *(
                                     {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
                                     for name, path in (
@@ -182,7 +183,7 @@ def test_every_setting_of_a_pool_reaches_its_executors(tmp_path, monkeypatch):
         if value is not None:
             monkeypatch.setenv(name, value)
     settings, spec = load_settings(), pool(**given).spec
-    assert settings.app_id == "prod/documents-3"
+    assert settings.app_id == "prod.3f2a9c1e/documents-3"
     assert settings.drain_timeout == settings.signal_timeout == timedelta(minutes=2)
     for name in ("queues", "pool_size", "counting_scheme", "retries", "retry_delay", "most_losses", "timeout", "lease"):
         assert getattr(settings, name) == getattr(spec, name), name
@@ -216,7 +217,7 @@ def test_text_is_not_taken_for_a_variable_by_kubernetes():
 
 
 def test_the_hash_is_the_same_for_all_replicas_and_each_time():
-    assert template_hash(pool(), "joex:1") == template_hash(pool(), "joex:1")
+    assert template_hash(pool(), "joex:1", HOME) == template_hash(pool(), "joex:1", HOME)
     hashes = {deployment(index)["metadata"]["annotations"]["joex.dev/template-hash"] for index in range(3)}
     assert len(hashes) == 1
 
@@ -234,19 +235,19 @@ def test_the_hash_is_the_same_for_all_replicas_and_each_time():
     ],
 )
 def test_the_hash_changes_with_whatever_changes_the_pods(spec):
-    assert template_hash(pool(**spec), "joex:1") != template_hash(pool(), "joex:1")
+    assert template_hash(pool(**spec), "joex:1", HOME) != template_hash(pool(), "joex:1", HOME)
 
 
 def test_the_hash_changes_with_the_operators_image_where_the_pool_has_none():
-    assert template_hash(pool(), "joex:2") != template_hash(pool(), "joex:1")
-    assert template_hash(pool(image="shop:7"), "joex:2") == template_hash(pool(image="shop:7"), "joex:1")
+    assert template_hash(pool(), "joex:2", HOME) != template_hash(pool(), "joex:1", HOME)
+    assert template_hash(pool(image="shop:7"), "joex:2", HOME) == template_hash(pool(image="shop:7"), "joex:1", HOME)
 
 
 @pytest.mark.parametrize(
     "spec", [{"replicas": 3}, {"suspend": True}, {"scaling": {"maxReplicas": 3}}, {"rollout": {"maxUnavailable": 2}}]
 )
 def test_the_hash_does_not_change_with_what_leaves_the_pods_alone(spec):
-    assert template_hash(pool(**spec), "joex:1") == template_hash(pool(), "joex:1")
+    assert template_hash(pool(**spec), "joex:1", HOME) == template_hash(pool(), "joex:1", HOME)
 
 
 OWN_PARTS = {

@@ -1,4 +1,4 @@
-"""Names of replicas, and that operator and executor agree on app-ids."""
+"""Names of replicas, and of their executors."""
 
 import random
 
@@ -9,6 +9,7 @@ from joex_operator.api.names import (
     LONGEST_POOL,
     MOST_REPLICAS,
     app_id,
+    home_of,
     replica_index,
     replica_labels,
     replica_name,
@@ -54,14 +55,20 @@ def test_the_replica_of_an_executor_is_found_from_its_app_id():
     assert replica_of("prod", "documents", "laptop") is None
 
 
-def test_an_executor_derives_from_its_pod_the_app_id_that_the_operator_expects():
+def test_the_executors_of_two_clusters_on_one_database_are_not_taken_for_each_other():
+    here, there = (home_of("prod", uid) for uid in ("3f2a9c1e-0b7d-4f0e-9d39-0a4b8a2f6f11", "77777777-0b7d-4f0e"))
+    assert replica_of(here, "documents", app_id(here, "documents-3")) == 3
+    assert replica_of(here, "documents", app_id(there, "documents-3")) is None
+
+
+def test_an_executor_without_an_operator_derives_its_app_id_from_its_pod():
     chance = random.Random(1)
     for pool in ("documents", "a", "a-1", "mail-2-7f9c", "x" * LONGEST_POOL):
         for index in (0, 3, MOST_REPLICAS - 1):
             replica = replica_name(pool, index)
             name = pod_name(replica, chance.randrange(10_000, 2**32), chance)
             settings = load_settings({"pod_name": name, "pod_namespace": "prod"})
-            assert settings.effective_app_id == app_id("prod", replica), name
+            assert settings.effective_app_id == f"prod/{replica}", name
 
 
 def test_the_longest_pod_name_is_not_cut_short():

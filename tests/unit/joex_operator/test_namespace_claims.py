@@ -22,9 +22,15 @@ class Server:
     def __init__(self) -> None:
         self.refusal: ApiError | None = None
         self.lease: dict[str, Any] | None = None
+        self.uid = "uid-1"
+        self.hides_namespaces = False
 
     async def get(self, path: str) -> dict[str, Any]:
-        return self._found(path)
+        if path != "/api/v1/namespaces/shop":
+            return self._found(path)
+        if self.hides_namespaces:
+            raise ApiError("namespaces is forbidden")
+        return {"metadata": {"uid": self.uid}}
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - as the API has it
         if self.refusal is not None:
@@ -51,7 +57,9 @@ class Asking:
         self.most = 0
 
     async def get(self, path: str) -> dict[str, Any]:
-        raise NotFound(path)
+        if path.endswith("/leases/joex.dev"):
+            raise NotFound(path)
+        return {"metadata": {"uid": path}}
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - as the API has it
         return await self._answer(body)
@@ -153,6 +161,25 @@ async def test_a_release_whose_claim_another_one_has_got_starts_over(server: Ser
     server.lease["spec"]["holderIdentity"] = "tools/joex-operator"
     with pytest.raises(FleetError, match="the release tools/joex-operator has taken the namespace shop"):
         await claims.claim(["shop"])
+
+
+async def test_a_namespace_that_is_made_again_has_another_uid(server: Server, claims: NamespaceClaims) -> None:
+    assert claims.uid_of("shop") == "uid-1"
+    await refuse(server, claims, NotFound("namespaces shop not found"))
+    server.refusal, server.uid = None, "uid-2"
+    await claims.claim(["shop"])
+    assert (claims.holds("shop"), claims.uid_of("shop")) == (True, "uid-2")
+
+
+async def test_a_release_leaves_a_namespace_alone_while_it_cannot_read_its_uid(server: Server) -> None:
+    server.hides_namespaces = True
+    claims = NamespaceClaims(server, "joex/joex-operator")  # type: ignore[arg-type]
+    await claims.claim(["shop"])
+    assert not claims.holds("shop")
+    assert claims.problem() == "can't claim the namespace shop: namespaces is forbidden"
+    server.hides_namespaces = False
+    await claims.claim(["shop"])
+    assert (claims.holds("shop"), claims.problem()) == (True, None)
 
 
 async def test_a_lease_that_was_made_by_hand_for_this_release_is_a_claim(server: Server) -> None:

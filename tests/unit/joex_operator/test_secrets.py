@@ -35,7 +35,7 @@ async def test_a_changed_url_is_another_template_and_nothing_else_of_the_secret_
         secrets = secrets_of(api)  # which has read nothing yet
         assert secrets.digest(pool()) == ""
         await secrets.database_url(pool())
-        return template_hash(pool(), "joex:1", secrets.digest(pool()))
+        return template_hash(pool(), "joex:1", "prod.1", secrets.digest(pool()))
 
     before = await template()
     assert await template() == before
@@ -58,7 +58,8 @@ async def test_a_replica_notes_its_database_and_no_part_of_the_login() -> None:
     secrets = secrets_of(api)
     assert secrets.database(pool()) == ""
     await secrets.database_url(pool())
-    made = replica_deployment(pool(), 0, "joex:1", secrets.digest(pool()), secrets.database(pool()))
+    read = {"secret": secrets.digest(pool()), "database": secrets.database(pool())}
+    made = replica_deployment(pool(), 0, "joex:1", "prod.1", **read)
     assert made["metadata"]["annotations"]["joex.dev/database"] == "db:5432/shop"
 
 

@@ -44,20 +44,24 @@ _RESTRICTED = {
 }
 
 
-def replica_deployment(pool: Pool, index: int, image: str, secret: str = "", database: str = "") -> dict[str, Any]:
+def replica_deployment(
+    pool: Pool, index: int, image: str, home: str, *, secret: str = "", database: str = ""
+) -> dict[str, Any]:
     """The Deployment of a replica.
 
     Args:
         pool: of the replica.
         index: of the replica.
         image: of a pool that names none: the operator's own.
+        home: the first part of its executor's app-id.
         secret: a digest of the URL of the database, which its executor reads at its start.
         database: the name of that database.
 
     Raises:
         SpecError: spec.template is invalid; the message names the field.
     """
-    spec = _deployment_spec(pool, index, image)
+    spec = _deployment_spec(pool, index, image, home)
+    template = template_hash(pool, image, home, secret)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -65,14 +69,14 @@ def replica_deployment(pool: Pool, index: int, image: str, secret: str = "", dat
             "name": replica_name(pool.name, index),
             "namespace": pool.namespace,
             "labels": replica_labels(pool.name, index),
-            "annotations": {TEMPLATE_ANNOTATION: template_hash(pool, image, secret), DATABASE_ANNOTATION: database},
+            "annotations": {TEMPLATE_ANNOTATION: template, DATABASE_ANNOTATION: database},
             "ownerReferences": [_owner(pool)],
         },
         "spec": spec,
     }
 
 
-def template_hash(pool: Pool, image: str, secret: str = "") -> str:
+def template_hash(pool: Pool, image: str, home: str, secret: str = "") -> str:
     """The hash of a pool's template: the same for all replicas, and another whenever its users have changed their pods.
 
     It covers what users write (the spec, the image, the URL), and not what the operator adds: another version of the
@@ -82,20 +86,21 @@ def template_hash(pool: Pool, image: str, secret: str = "") -> str:
     Raises:
         SpecError: as `replica_deployment`.
     """
-    _deployment_spec(pool, 0, image)  # raises SpecError
+    _deployment_spec(pool, 0, image, home)  # raises SpecError
     given = pool.spec.model_dump(by_alias=True, exclude_defaults=True, exclude=_ABOUT_THE_POOL)
     text = json.dumps([given, pool.spec.image or image, secret], sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _deployment_spec(pool: Pool, index: int, image: str) -> dict[str, Any]:
+def _deployment_spec(pool: Pool, index: int, image: str, home: str) -> dict[str, Any]:
     return {
         "replicas": 1,
         "revisionHistoryLimit": 0,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": replica_selector(pool.name, index)},
         "template": _within_grace(
-            _with_requests(overlay(_pod_template(pool, index, image), pool.spec.template)), pool.spec.drain.timeout
+            _with_requests(overlay(_pod_template(pool, index, image, home), pool.spec.template)),
+            pool.spec.drain.timeout,
         ),
     }
 
@@ -127,7 +132,7 @@ def _within_grace(template: dict[str, Any], drain_timeout: timedelta) -> dict[st
     return template
 
 
-def _pod_template(pool: Pool, index: int, image: str) -> dict[str, Any]:
+def _pod_template(pool: Pool, index: int, image: str, home: str) -> dict[str, Any]:
     return {
         "metadata": {"labels": replica_labels(pool.name, index), "annotations": dict(_MOVABLE)},
         "spec": {
@@ -135,19 +140,19 @@ def _pod_template(pool: Pool, index: int, image: str) -> dict[str, Any]:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(pool.spec.drain.timeout.total_seconds()) + _GRACE_AFTER_DRAIN,
             "securityContext": _RESTRICTED_POD,
-            "containers": [_container(pool, index, image)],
+            "containers": [_container(pool, index, image, home)],
             "volumes": [{"name": "tmp", "emptyDir": {}}],
         },
     }
 
 
-def _container(pool: Pool, index: int, image: str) -> dict[str, Any]:
+def _container(pool: Pool, index: int, image: str, home: str) -> dict[str, Any]:
     return {
         "name": EXECUTOR,
         "image": pool.spec.image or image,
         "command": ["joex"],
         "args": ["executor", "--app", literal(pool.spec.app)],
-        "env": environment(pool, index),
+        "env": environment(pool, index, home),
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         # The delay lets the executor open its port first: a refused probe is a warning Event at each start.
         "startupProbe": {**_probe("/healthz", every=1, failures=300, patience=5), "initialDelaySeconds": 2},

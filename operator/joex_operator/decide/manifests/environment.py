@@ -26,12 +26,12 @@ RESERVED = frozenset(
 """Variables that a template may not change, because the operator relies on them."""
 
 
-def environment(pool: Pool, index: int) -> list[dict[str, Any]]:
-    """The environment variables of the executor in a replica."""
+def environment(pool: Pool, index: int, home: str) -> list[dict[str, Any]]:
+    """The environment variables of the executor in a replica. ``home``: the first part of its app-id."""
     url = {"name": pool.spec.database.secret_name, "key": pool.spec.database.secret_key}
     return [
         # Explicit, so that executor and operator have the same app-id, whatever the name of the pod.
-        _value("JOEX_APP_ID", app_id(pool.namespace, replica_name(pool.name, index))),
+        _value("JOEX_APP_ID", app_id(home, replica_name(pool.name, index))),
         _from_pod("JOEX_POD_NAME", "metadata.name"),
         _from_pod("JOEX_POD_NAMESPACE", "metadata.namespace"),
         _from_pod("JOEX_POD_UID", "metadata.uid"),
