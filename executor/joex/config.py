@@ -120,6 +120,10 @@ class Settings(BaseSettings):
     retention: Duration = Field(timedelta(days=7), description="keep finished jobs and their logs this long")
     retention_failed: Duration = Field(timedelta(days=30), description="keep failed jobs and their logs this long")
     http_address: Address = Field("127.0.0.1:7878", description="host:port of the HTTP interface; empty: none")
+    http_tls_certificate: str = Field(
+        "", description="file of a certificate (PEM), to serve HTTPS instead; read again when it changes; empty: HTTP"
+    )
+    http_tls_key: str = Field("", description="file of its key; empty: the key is in the certificate's file")
     api_token: SecretStr | None = Field(
         None, description="the owner's bearer token for HTTP; none: programs on this machine may call without a token"
     )

@@ -19,9 +19,11 @@ async def test_the_console_understands_its_settings_and_gets_the_database_of_the
     values = (
         *("console.enabled=true", "database.existingSecret=mine", "database.existingSecretKey=dsn"),
         *("console.tokenSecret=owner", "console.proxies={10.0.0.0/8,fd00::/8}", "console.userHeader=X-Forwarded-Email"),
+        "console.tlsSecret=console-tls",
         *("console.userScopes={view,payloads}", "console.operators={ann,bob}", "console.logLevel=debug"),
     )
-    container, given = _console(await render(helm, *values))
+    rendered = await render(helm, *values)
+    container, given = _console(rendered)
     assert (container["command"], container["args"], container["image"]) == (["joex"], ["console"], "joex:0.1.0")
     assert given.pop("JOEX_DATABASE_URL") == {"secretKeyRef": {"name": "mine", "key": "dsn"}}
     assert given.pop("JOEX_API_TOKEN") == {"secretKeyRef": {"name": "owner", "key": "token"}}
@@ -33,18 +35,26 @@ async def test_the_console_understands_its_settings_and_gets_the_database_of_the
     assert [str(network) for network in settings.proxies] == ["10.0.0.0/8", "fd00::/8"]
     assert (settings.user_header, settings.user_scopes) == ("X-Forwarded-Email", ["view", "payloads"])
     assert settings.operators == ["ann", "bob"]
+    [mount] = [one for one in container["volumeMounts"] if one["name"] == "tls"]
+    files = (settings.http_tls_certificate, settings.http_tls_key)
+    assert files == tuple(f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key"))
+    volumes = pod_templates(rendered)["joex-console"]["spec"]["volumes"]
+    assert {"name": "tls", "secret": {"secretName": "console-tls"}} in volumes
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
 
 
 async def test_without_values_of_its_own_the_console_has_no_token_and_believes_no_proxy(
     helm: Helm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, given = _console(await render(helm, "console.enabled=true"))
+    container, given = _console(await render(helm, "console.enabled=true"))
     assert given.pop("JOEX_DATABASE_URL") == {"secretKeyRef": {"name": "joex-postgresql", "key": "url"}}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     settings = ConsoleSettings()
     assert (settings.proxies, settings.user_scopes, settings.operators) == ([], ["view"], [])
     assert "JOEX_API_TOKEN" not in given
+    assert container["livenessProbe"]["httpGet"]["scheme"] == "HTTP"
 
 
 def _console(objects: dict[Key, Object]) -> tuple[Object, dict[str, Any]]:

@@ -76,7 +76,12 @@ EVERYTHING = [
     *("operator.extraVolumeMounts[0].name=ca", "operator.extraVolumeMounts[0].mountPath=/etc/joex/ca"),
     *("operator.priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry"),
     *("postgresql.persistence.enabled=true", "postgresql.persistence.storageClass=fast"),
-    *("console.enabled=true", "console.tokenSecret=owner", "console.proxies={10.0.0.0/8,fd00::/8}"),
+    *(
+        "console.enabled=true",
+        "console.tokenSecret=owner",
+        "console.tlsSecret=tls",
+        "console.proxies={10.0.0.0/8,fd00::/8}",
+    ),
     *("console.operators={ann,bob}", "console.allowFrom[0].podSelector.matchLabels.app=proxy"),
     *("console.podAnnotations.a=b", "console.podLabels.c=d", "console.nodeSelector.e=f"),
     *("console.extraEnv[0].name=A", "console.extraEnv[0].value=b", "console.tolerations[0].operator=Exists"),

@@ -5,10 +5,8 @@ import contextlib
 import functools
 import re
 import socket
-import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import asyncpg
@@ -22,9 +20,10 @@ from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store.database import close_pool, connect, create_pool, lent
 from joex.store.task_connections import TaskConnections
 from tests.support.apps import AnyClient
-from tests.support.cluster.pki import Authority, Certificate
+from tests.support.cluster.pki import Authority
 from tests.support.postgres import VERSIONS, free_port
 from tests.support.processes_inside import LONG, executor_inside
+from tests.support.tls import tls_in_front_of
 from tests.support.waiting import PATIENCE, eventually
 
 AT_MOST = 10.0
@@ -377,31 +376,6 @@ async def test_a_statement_is_cancelled_at_the_address_where_it_runs(postgres, d
             await transaction.rollback()
             assert await connection.fetchval("SELECT 1") == 1
         await connection.close()
-
-
-@contextlib.asynccontextmanager
-async def tls_in_front_of(postgres, certificate: Certificate) -> AsyncIterator[int]:
-    """A port in front of the server that requires TLS, with this certificate."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate.certificate, certificate.key)
-
-    async def forward(reader, writer):
-        with contextlib.suppress(OSError):
-            while piece := await reader.read(65536):
-                writer.write(piece)
-                await writer.drain()
-        writer.close()
-
-    async def serve(reader, writer):
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            assert (await reader.readexactly(8))[4:] == (80877103).to_bytes(4)  # SSLRequest
-            writer.write(b"S")
-            await writer.start_tls(context)
-            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", postgres.port)
-            await asyncio.gather(forward(reader, inner_writer), forward(inner_reader, writer))
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
 
 
 async def test_tls_verifies_the_name_of_the_host_whatever_its_address_is(postgres, database_name, resolver, tmp_path):

@@ -16,6 +16,7 @@ from joex.config import load, load_settings
 from joex.console.settings import ConsoleSettings
 from joex.event_loop import new_event_loop
 from joex.http.listening import listen
+from joex.http.tls import Certificate, certificate_of
 
 _log = logging.getLogger("joex")
 _PANEL = "Settings: a flag, or JOEX_CONSOLE_<FLAG> in the environment"
@@ -40,15 +41,18 @@ def console(
     settings, of_executors = load(ConsoleSettings, flags), load_settings({"database_url": database_url})
     capture_logging(settings)
     token = None if of_executors.api_token is None else of_executors.api_token.get_secret_value()
+    certificate = certificate_of(settings.http_tls_certificate, settings.http_tls_key, "JOEX_CONSOLE_")
     with (
         listen(settings.http_address, "JOEX_CONSOLE_HTTP_ADDRESS", "set another port (0: any free one)") as listener,
         database(of_executors.url) as url,
         asyncio.Runner(loop_factory=new_event_loop) as runner,
     ):
-        runner.run(_serve(settings, token, url, listener))
+        runner.run(_serve(settings, token, url, listener, certificate))
 
 
-async def _serve(settings: ConsoleSettings, token: str | None, url: str, listener: socket.socket) -> None:
+async def _serve(
+    settings: ConsoleSettings, token: str | None, url: str, listener: socket.socket, certificate: Certificate | None
+) -> None:
     from joex.client.client import Client  # noqa: PLC0415 - as above
     from joex.console.app import create_console  # noqa: PLC0415
     from joex.console.sign_in import Access  # noqa: PLC0415
@@ -62,10 +66,11 @@ async def _serve(settings: ConsoleSettings, token: str | None, url: str, listene
         operators=frozenset(settings.operators),
     )
     async with Client(url) as client:
-        serving = asyncio.create_task(serve(create_console(client, access), listener))
+        serving = asyncio.create_task(serve(create_console(client, access), listener, certificate))
         _end_on_signals(serving)
         host, port = listener.getsockname()[:2]
-        _log.info("the console is on http://%s:%s/", f"[{host}]" if ":" in host else host, port)
+        scheme = "http" if certificate is None else "https"
+        _log.info("the console is on %s://%s:%s/", scheme, f"[{host}]" if ":" in host else host, port)
         await asyncio.wait([serving])
         if not serving.cancelled():
             serving.result()

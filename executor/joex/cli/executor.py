@@ -24,6 +24,7 @@ from joex.core.lease import Lease
 from joex.errors import ConfigError, JoexError
 from joex.event_loop import new_event_loop
 from joex.http.listening import listen
+from joex.http.tls import Certificate, certificate_of
 from joex.store.database import create_pool
 from joex.task import App
 
@@ -85,6 +86,7 @@ async def _run(app: App, settings: Settings, url: str, process_server: list[str]
     if not app.names:
         _log.warning("the app has no tasks: each job that this executor takes gets stuck, and fails after its retries")
     async with AsyncExitStack() as stack:
+        certificate = certificate_of(settings.http_tls_certificate, settings.http_tls_key, "JOEX_")
         listener = stack.enter_context(listen(settings.http_address)) if settings.http_address else None
         if listener is not None:
             settings = settings.model_copy(update={"http_address": _address(listener)})
@@ -98,7 +100,7 @@ async def _run(app: App, settings: Settings, url: str, process_server: list[str]
         services: list[Callable[[], Awaitable[None]]] = [partial(_say_what_it_runs, settings, running)]
         if listener is not None:
             client = await stack.enter_async_context(_client(settings, url))
-            services.append(partial(_serve_http, settings, client, running, metrics, listener))
+            services.append(partial(_serve_http, settings, client, running, metrics, listener, certificate=certificate))
         _drain_on_signals(running, settings)
         stack.callback(_ignore_signals)
         with _one_error():
@@ -132,7 +134,13 @@ async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
 
 
 async def _serve_http(
-    settings: Settings, client: Client, executor: Executor, metrics: Metrics, listener: socket.socket
+    settings: Settings,
+    client: Client,
+    executor: Executor,
+    metrics: Metrics,
+    listener: socket.socket,
+    *,
+    certificate: Certificate | None,
 ) -> None:
     # Importing FastAPI takes longer than the rest of the start. Jobs don't wait for it; calls wait at the open port.
     try:
@@ -148,8 +156,8 @@ async def _serve_http(
             "reinstall joex, or set the address to an empty string to run without HTTP"
         ) from error
     api = create_api(settings, client, executor, metrics.render)
-    _log.info("HTTP on http://%s", settings.http_address)
-    await serve(api, listener)
+    _log.info("HTTP on %s://%s", "http" if certificate is None else "https", settings.http_address)
+    await serve(api, listener, certificate)
 
 
 def _watchdog(settings: Settings) -> Watchdog | None:
@@ -161,7 +169,9 @@ def _watchdog(settings: Settings) -> Watchdog | None:
     return Watchdog(Lease(settings.lease))
 
 
-def _import_http() -> tuple[Callable[..., FastAPI], Callable[[FastAPI, socket.socket], Awaitable[None]]]:
+def _import_http() -> tuple[
+    Callable[..., FastAPI], Callable[[FastAPI, socket.socket, Certificate | None], Awaitable[None]]
+]:
     from joex.http.api import create_api  # noqa: PLC0415
     from joex.http.server import serve  # noqa: PLC0415
 

@@ -36,6 +36,10 @@ class ConsoleSettings(BaseSettings):
     )
 
     http_address: Address = Field("127.0.0.1:7880", min_length=1, description="host:port of the console")
+    http_tls_certificate: str = Field(
+        "", description="file of a certificate (PEM), to serve HTTPS instead; read again when it changes; empty: HTTP"
+    )
+    http_tls_key: str = Field("", description="file of its key; empty: the key is in the certificate's file")
     proxies: Networks = Field(
         [], description="addresses or networks of proxies that sign users in, separated by commas; empty: none"
     )

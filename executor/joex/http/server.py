@@ -6,26 +6,29 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
 from joex.http.slow_callers import TimedProtocol
+from joex.http.tls import Certificate, accept, in_parts
 
 _PATIENCE = 5
 """Seconds that open calls have to end when the server stops."""
 
 
-async def serve(api: FastAPI, listener: socket.socket) -> None:
+async def serve(api: FastAPI, listener: socket.socket, certificate: Certificate | None = None) -> None:
     """Answer calls until cancelled; then stop listening, and let open calls end, without waiting for them.
 
     Args:
         api: the application, from `joex.http.api.create_api`.
         listener: from `joex.http.listening.listen`; closed in the end (by the caller, if cancelled before
             it started).
+        certificate: to speak HTTPS alone; None: HTTP.
     """
     config = uvicorn.Config(
-        api,
+        api if certificate is None else in_parts(api),
         loop="none",
         http=TimedProtocol,
         ws="none",
@@ -38,7 +41,7 @@ async def serve(api: FastAPI, listener: socket.socket) -> None:
         proxy_headers=False,  # authorization needs the real address of the caller
         timeout_graceful_shutdown=_PATIENCE,
     )
-    server = _Server(config)
+    server = _Server(config) if certificate is None else _TlsServer(config, certificate)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="joex http")
     try:
         await asyncio.shield(serving)
@@ -60,3 +63,28 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals alone."""
         yield
+
+
+class _TlsServer(_Server):
+    """It accepts connections by `joex.http.tls.accept`."""
+
+    def __init__(self, config: uvicorn.Config, certificate: Certificate) -> None:
+        super().__init__(config)
+        self._certificate = certificate
+        self._accepting: list[asyncio.Task[NoReturn]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept."""
+        await super().startup(sockets=[])
+        for listener in sockets or []:
+            accepting = asyncio.create_task(accept(listener, self._certificate, self._protocol), name="joex https")
+            self._accepting.append(accepting)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and let open calls end."""
+        for accepting in self._accepting:
+            accepting.cancel()
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> TimedProtocol:
+        return TimedProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)

@@ -60,7 +60,7 @@ class TimedProtocol(H11Protocol):
         """Start the limit of the first request; end another connection if there are too many."""
         super().connection_made(cast("asyncio.Transport", _Transport(transport, self.conn)))
         self.app_state = {**self.app_state, PEER: Peer(transport)}  # each request gets a copy of it
-        transport.set_write_buffer_limits(high=0)  # so that pause_writing says when there is something to read
+        transport.set_write_buffer_limits(high=1)  # so that pause_writing says when there is something to read
         self._judge()
         if len(self.connections) <= MOST_CONNECTIONS:
             return
@@ -201,7 +201,8 @@ class _Transport:
         if self.is_closing():
             return
         if self._conn.their_state in (h11.SEND_BODY, h11.ERROR):
-            self._transport.write_eof()
+            if self._transport.can_write_eof():  # TLS has no such half
+                self._transport.write_eof()
             self._limit = asyncio.get_running_loop().call_later(PARTS_WITHIN, self.finish)
         else:
             self._transport.close()

@@ -16,6 +16,8 @@ POOL_LABEL = f"{GROUP}/pool"
 REPLICA_LABEL = f"{GROUP}/replica"
 TEMPLATE_ANNOTATION = f"{GROUP}/template-hash"
 DATABASE_ANNOTATION = f"{GROUP}/database"
+SCHEME_ANNOTATION = f"{GROUP}/scheme"
+"""Of pods that serve HTTPS, for Prometheus."""
 FIELD_MANAGER = "joex-operator"
 
 LONGEST_POOL = 40

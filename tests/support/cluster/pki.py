@@ -69,6 +69,15 @@ class Authority:
         more = ("extendedKeyUsage=serverAuth", f"subjectAltName={','.join(alternatives)}")
         return self._make(name, f"/CN={name}", "leaf", *more)
 
+    def expired(self, name: str, *alternatives: str) -> Certificate:
+        """As `server`, but it ended yesterday."""
+        made = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        request, names = self._folder / f"{name}.csr", f"subjectAltName={','.join(alternatives)}"
+        _openssl("req", "-new", *_KEY, "-addext", names, "-subj", f"/CN={name}", "-keyout", made.key, "-out", request)
+        signer = ("-CA", self.own.certificate, "-CAkey", self.own.key, "-days", "-1", "-copy_extensions", "copy")
+        _openssl("x509", "-req", "-in", request, *signer, "-out", made.certificate)
+        return made
+
     def client(self, user: str, *groups: str) -> Certificate:
         """A certificate that authenticates a user of the API, and the groups the user is in."""
         subject = "".join(f"/O={group}" for group in groups) + f"/CN={user}"

@@ -163,6 +163,21 @@ def test_the_deployment_of_a_replica():
     }
 
 
+def test_executors_with_a_certificate_are_probed_and_scraped_over_https():
+    name = "JOEX_HTTP_TLS_CERTIFICATE"
+    container = {"name": "executor", "env": [{"name": name, "value": "/etc/tls/tls.crt"}]}
+    own = {**container, "livenessProbe": {"httpGet": {"scheme": "HTTP"}}}
+    for given, liveness in ((container, "HTTPS"), (own, "HTTP")):
+        one = pool(template={"spec": {"containers": [given]}})
+        template = replica_deployment(one, 0, "joex:1")["spec"]["template"]
+        assert template["metadata"]["annotations"]["joex.dev/scheme"] == "https"
+        [found] = template["spec"]["containers"]
+        assert (found["startupProbe"]["httpGet"]["scheme"], found["livenessProbe"]["httpGet"]["scheme"]) == (
+            "HTTPS",
+            liveness,
+        )
+
+
 def test_every_setting_of_a_pool_reaches_its_executors(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {

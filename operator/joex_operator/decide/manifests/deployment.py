@@ -15,6 +15,7 @@ from typing import Any
 from joex_operator.api.names import (
     API_VERSION,
     DATABASE_ANNOTATION,
+    SCHEME_ANNOTATION,
     TEMPLATE_ANNOTATION,
     replica_labels,
     replica_name,
@@ -24,6 +25,8 @@ from joex_operator.api.objects import Pool
 from joex_operator.decide.manifests.environment import HTTP_PORT, environment, literal, signal_timeout
 from joex_operator.decide.manifests.overlay import EXECUTOR, overlay
 
+_TLS = "JOEX_HTTP_TLS_CERTIFICATE"
+_PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 _GRACE_AFTER_DRAIN = 30
 """Seconds beyond drain.timeout in which an executor gives its jobs back and deregisters."""
 _KUBERNETES_GRACE = 30
@@ -98,11 +101,24 @@ def _deployment_spec(pool: Pool, index: int, image: str, home: str) -> dict[str,
         "revisionHistoryLimit": 0,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": replica_selector(pool.name, index)},
-        "template": _within_grace(
-            _with_requests(overlay(_pod_template(pool, index, image, home), pool.spec.template)),
-            pool.spec.drain.timeout,
+        "template": _with_tls(
+            _within_grace(
+                _with_requests(overlay(_pod_template(pool, index, image, home), pool.spec.template)),
+                pool.spec.drain.timeout,
+            )
         ),
     }
+
+
+def _with_tls(template: dict[str, Any]) -> dict[str, Any]:
+    """Let probes and Prometheus speak HTTPS where the pool gives its executors a certificate."""
+    for container in template["spec"]["containers"]:
+        if container["name"] == EXECUTOR and any(one.get("name") == _TLS for one in container["env"]):
+            for probe in _PROBES:
+                if call := (container.get(probe) or {}).get("httpGet"):
+                    call.setdefault("scheme", "HTTPS")
+            template["metadata"].setdefault("annotations", {})[SCHEME_ANNOTATION] = "https"
+    return template
 
 
 def _with_requests(template: dict[str, Any]) -> dict[str, Any]:
