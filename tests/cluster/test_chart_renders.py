@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from joex_operator.api.names import selector
+from joex_operator.api.names import SCHEME_ANNOTATION, selector
 from joex_operator.api.objects import Pool, parse_pool
 from joex_operator.decide.manifests import replica_deployment
 from tests.support.cluster.api import Api
@@ -314,9 +314,11 @@ async def test_the_monitors_find_the_operator_and_all_executors(helm: Helm) -> N
     executor = replica_deployment(_pool(rendered), 0, "joex", "prod.1")["spec"]["template"]["spec"]["containers"][0]
     [port] = executor["ports"]
     assert endpoint["port"] == port["name"]
-    assert endpoint["relabelings"] == [
-        {"sourceLabels": ["__meta_kubernetes_pod_label_joex_dev_pool"], "targetLabel": "pool"}
-    ]
+    of_pool, of_scheme = endpoint["relabelings"]
+    assert of_pool == {"sourceLabels": ["__meta_kubernetes_pod_label_joex_dev_pool"], "targetLabel": "pool"}
+    annotation = SCHEME_ANNOTATION.translate(str.maketrans("./", "__"))
+    assert of_scheme["sourceLabels"] == [f"__meta_kubernetes_pod_annotation_{annotation}"]
+    assert of_scheme["targetLabel"] == "__scheme__"
     everywhere = await render(helm, "metrics.serviceMonitor.enabled=true", "watchNamespaces={*}")
     assert everywhere["PodMonitor", "joex-executors"]["spec"]["namespaceSelector"] == {"any": True}
 

@@ -244,6 +244,28 @@ async def test_a_misspelt_field_of_a_template_is_told_and_costs_no_executor(syst
     await system.until_pool(lambda pool: condition(pool, "AbleToScale") == "True")
 
 
+async def test_programs_that_are_too_old_for_the_schema_are_told_and_go_on_when_it_suits_them_again(
+    system: System,
+) -> None:
+    operator = system.operator()
+    await system.pool(replicas=1)
+    await system.until_ready(1)
+    taken_away = "INSERT INTO joex_private.migration (number, name, min_reader) VALUES (9999, 'later', 9999)"
+    await system.db.execute(taken_away)
+    await system.pool(replicas=2)
+    found = await system.until_pool(lambda pool: condition(pool, "Ready", what="reason") == "ExecutorFailing")
+    assert "pool-1: " in condition(found, "Ready", what="message")
+    assert "needs programs that know version 9999" in condition(found, "Ready", what="message")
+
+    assert await operator.stop() == 0
+    system.operator()
+    found = await system.until_pool(refused("SchemaTooNew"))
+    assert condition(found, "Ready", what="reason") == "SchemaTooNew"
+    assert list(await system.executors()) == ["pool-0"]
+    await system.db.execute("DELETE FROM joex_private.migration WHERE number = 9999")
+    await system.until_ready(2)
+
+
 async def test_an_app_that_is_not_in_the_image_is_told_by_the_executors_own_words(system: System) -> None:
     system.operator()
     await system.pool(app="nowhere:app", replicas=1)

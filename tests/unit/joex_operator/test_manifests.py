@@ -169,7 +169,7 @@ def test_executors_with_a_certificate_are_probed_and_scraped_over_https():
     own = {**container, "livenessProbe": {"httpGet": {"scheme": "HTTP"}}}
     for given, liveness in ((container, "HTTPS"), (own, "HTTP")):
         one = pool(template={"spec": {"containers": [given]}})
-        template = replica_deployment(one, 0, "joex:1")["spec"]["template"]
+        template = replica_deployment(one, 0, "joex:1", HOME)["spec"]["template"]
         assert template["metadata"]["annotations"]["joex.dev/scheme"] == "https"
         [found] = template["spec"]["containers"]
         assert (found["startupProbe"]["httpGet"]["scheme"], found["livenessProbe"]["httpGet"]["scheme"]) == (
@@ -270,7 +270,7 @@ OWN_PARTS = {
     "security": ("_RESTRICTED", {}),
     "annotations": ("_MOVABLE", {"new": "yes"}),
     "probes": ("_probe", lambda path, **_: {"exec": {"command": ["joex", path]}}),
-    "environment": ("environment", lambda _pool, index: [{"name": "JOEX_NEW", "value": str(index)}]),
+    "environment": ("environment", lambda _pool, index, _home: [{"name": "JOEX_NEW", "value": str(index)}]),
 }
 
 
@@ -292,14 +292,14 @@ def test_a_version_of_the_crd_that_has_another_field_replaces_no_executor():
         given = pool(image="shop:7", retries=9).spec.model_dump(exclude_defaults=True)
         return replace(pool(), spec=NewerSpec.model_validate({**given, **more}))
 
-    assert template_hash(newer(), "joex:1") == template_hash(pool(image="shop:7", retries=9), "joex:1")
-    assert template_hash(newer(colour="blue"), "joex:1") != template_hash(newer(), "joex:1")
+    assert template_hash(newer(), "joex:1", HOME) == template_hash(pool(image="shop:7", retries=9), "joex:1", HOME)
+    assert template_hash(newer(colour="blue"), "joex:1", HOME) != template_hash(newer(), "joex:1", HOME)
 
 
 def test_the_hash_stays_from_version_to_version():
     """Another one replaces every executor with the upgrade: only a change in what users mean is worth that."""
     one = pool(queues=["mail"], drain={"timeout": "2m"}, template={"metadata": {"annotations": {"restarted": "today"}}})
-    assert template_hash(one, "joex:1", "0123") == "a1b00a262549a7c0"
+    assert template_hash(one, "joex:1", HOME, "0123") == "a1b00a262549a7c0"
 
 
 def test_a_template_adds_what_is_not_there_and_merges_what_is():
