@@ -85,7 +85,7 @@ def installed() -> Iterator["Image"]:
         shared = os.environ.get(SHARED)
         made = shared or stack.enter_context(tempfile.TemporaryDirectory(prefix="joex-tests-image-", dir="/var/tmp"))
         Path(made).chmod(0o755)
-        folder, done = Path(made, "image"), Path(made, "image.done")
+        folder, done = Path(made, "image"), Path(made, "image.whole")
         with Path(made, "image.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
