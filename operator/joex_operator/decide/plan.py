@@ -175,18 +175,29 @@ def _marked(order: Sequence[Replica], sizing: Sizing, asked: Sequence[AskDrain])
 
 
 def _outdated(pool: Pool, observed: ObservedPool, sizing: Sizing, surplus: Sequence[AskDrain]) -> list[AskDrain]:
-    """Drain replicas with an outdated template: all that take no jobs, and the others as the rollout allows."""
+    """Drain replicas with an outdated template: all that can't take jobs, and the others as the rollout allows.
+
+    One that is starting may only be between two lives, as after the eviction of its pod: while no executor has proved
+    the new template, it stays as those do that take jobs.
+    """
     if sizing.mode not in (Mode.DEMAND, Mode.FIXED) or pool.spec.rollout.paused:
         return []
     leaving = {asked.replica for asked in surplus}
     staying = [replica for replica in asked_for(observed.replicas) if replica.name not in leaving]
     order = first_to_leave([replica for replica in staying if replica.template != observed.template], observed.template)
-    useless = [one for one in order if one.phase in (Phase.PENDING, Phase.UNSCHEDULED) or one.is_deaf]
-    spare = len(ready(staying)) - sizing.target + rollout.may_be_missing(pool.spec.rollout, sizing.target)
-    may_drain = rollout.proven(staying, observed.template) or not rollout.surge(pool.spec.rollout, sizing.target)
-    others = ready(order)[: max(spare, 0)] if may_drain else []
+    useless = [one for one in order if one.is_stuck or one.is_deaf]
+    starting = [one for one in order if one.phase is Phase.PENDING and not one.is_stuck]
+    missing = rollout.may_be_missing(pool.spec.rollout, sizing.target)
+    spare = len(ready(staying)) - sizing.target + missing
+    others = ready(order)[: max(spare, 0)]
+    if not rollout.proven(staying, observed.template):
+        if rollout.surge(pool.spec.rollout, sizing.target):
+            starting, others = [], []
+        else:
+            begun = len(rollout.starting(staying, observed.template))
+            starting = starting[: max(len(staying) - len(useless) - begun - sizing.target + missing, 0)]
     return [
-        *(AskDrain(replica.name, only_if_idle=True, why=Why.TEMPLATE) for replica in useless),
+        *(AskDrain(replica.name, only_if_idle=True, why=Why.TEMPLATE) for replica in [*useless, *starting]),
         *(AskDrain(replica.name, only_if_idle=False, why=Why.TEMPLATE) for replica in others),
     ]
 

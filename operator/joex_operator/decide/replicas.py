@@ -151,6 +151,12 @@ class Replica:
         return there and executor is not None and not executor.alive and self.database not in ("", executor.database)
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether something keeps its executor from starting. For minutes, the want of a node does not count."""
+        has_failed = self.phase is Phase.PENDING and self.problem is not None and self.unscheduled_since is None
+        return has_failed or self.phase is Phase.UNSCHEDULED
+
+    @property
     def is_deaf(self) -> bool:
         """Whether its executor is registered and idle, and takes no jobs, as when the database refuses its login.
 

@@ -375,6 +375,26 @@ def test_a_template_that_does_not_start_stops_the_rollout():
     assert actions(found, replicas=5, rollout=ONE_MISSING) == []
 
 
+def test_while_it_does_not_start_an_earlier_executor_that_starts_again_is_kept():
+    """As after the eviction of its pod. Else a pool loses all of its executors when its nodes are upgraded."""
+    broken = replica(4, Phase.PENDING, problem="ImagePullBackOff")
+    homeless = replica(3, Phase.PENDING, problem="Unschedulable", unscheduled_since=NOW, **OLD)
+    found = seen(replica(0, held=2, **OLD), *replicas(2, Phase.PENDING, first=1, **OLD), homeless, broken, runnable=2)
+    assert actions(found, replicas=4) == []
+    assert asked(actions(seen(*found.replicas[:3], broken), replicas=4, rollout=ONE_MISSING)) == []
+    assert actions(seen(*replicas(1, Phase.PENDING, **OLD), broken), replicas=1) == []
+    proven = seen(*found.replicas[:4], replica(4))
+    assert asked(actions(proven, replicas=4)) == ["documents-3", "documents-2", "documents-1"]
+
+
+def test_without_room_for_replacements_executors_that_never_start_are_replaced_one_by_one():
+    found = seen(*replicas(3, Phase.PENDING, **OLD))
+    done = actions(found, replicas=3, rollout=ONE_MISSING)
+    assert (asked(done), created(done)) == (["documents-2"], [3])
+    begun = seen(*found.replicas[:2], replica(3, Phase.PENDING))
+    assert actions(begun, replicas=3, rollout=ONE_MISSING) == []
+
+
 def test_nor_does_one_whose_executors_start_and_crash_cost_one_executor_after_the_other():
     found = seen(*replicas(4, held=2, **OLD), replica(4, Phase.CRASHING))
     assert actions(found) == []
