@@ -26,7 +26,7 @@ from joex_operator.control.database import Database, database_problem
 from tests.support.apps import AnyClient
 from tests.support.commands import started
 from tests.support.processes_inside import LONG, Inside, executor_inside
-from tests.support.waiting import PATIENCE, EventLog
+from tests.support.waiting import PATIENCE, EventLog, eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -199,6 +199,35 @@ async def test_a_migration_does_not_wait_for_executors_that_nobody_has_found_dea
     await bench.executor("p/a-0")
     await connection.execute(SILENT)
     assert await upgrade(TAKES_AWAY) == [f"{NEXT:04}_next"]
+
+
+async def test_an_executor_that_registers_during_a_migration_that_locks_it_out_is_refused(
+    connection, database_url, another_connection, monkeypatch
+):
+    """It has seen the schema as it was, and the migration has looked for living executors before it registers."""
+    migrating, checked, go_on = await another_connection(), asyncio.Event(), asyncio.Event()
+    spare_or_drain = module._spare_or_drain
+
+    async def slowly(*args: Any, **how: Any) -> None:
+        await spare_or_drain(*args, **how)
+        checked.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(module, "_spare_or_drain", slowly)
+    with next_version(monkeypatch, TAKES_AWAY):
+        migration = asyncio.create_task(migrate(migrating))
+        await checked.wait()
+    work = asyncio.create_task(Executor(adding(), Settings(http_address=""), database_url).run())
+    there = (
+        "SELECT count(*) > 0 FROM pg_locks WHERE relation = 'joex_private.executor'::regclass AND NOT granted"
+        " UNION SELECT true FROM joex_private.executor ORDER BY 1 DESC LIMIT 1"
+    )
+    await eventually(lambda: connection.fetchval(there))
+    with next_version(monkeypatch, TAKES_AWAY):
+        go_on.set()
+        assert await migration == [f"{NEXT:04}_next"]
+    with pytest.raises(SchemaError, match=f"needs programs that know version {NEXT}"):
+        await asyncio.wait_for(work, PATIENCE)
 
 
 async def test_a_migration_waits_for_no_executor_that_knows_enough_of_the_schema(bench, upgrade, monkeypatch):

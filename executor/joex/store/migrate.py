@@ -90,6 +90,7 @@ _VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
 _MIN_READER = statement("SELECT coalesce(max(min_reader), 0) FROM joex_private.migration")
 _DEFINED = "SELECT definitions FROM joex_private.migration WHERE number = $1"
 _RECORD = "INSERT INTO joex_private.migration (number, name, min_reader, definitions) VALUES ($1, $2, $3, $4)"
+_HOLD_REGISTRATIONS = statement("LOCK TABLE joex_private.executor IN SHARE ROW EXCLUSIVE MODE")
 # (An executor lives that has renewed its lease within five: this reads a clock, and ends nothing. It does not rely on
 # the rescue of dead executors: the operator, or executor, that would do it may be waiting for this very migration.)
 _TOO_OLD = statement("""
@@ -293,6 +294,9 @@ async def _refuse_too_new(connection: Connection, version: int, known: int) -> N
 
 async def _spare_or_drain(connection: Connection, last: Migration, *, lock_out: bool) -> None:
     """Refuse a migration that would lock out executors that live; ``lock_out``: let them drain instead."""
+    if last.min_reader > await connection.fetchval(_MIN_READER):
+        # An executor that registers now is seen here, or waits, and then sees what the schema needs (see register).
+        await connection.execute(_HOLD_REGISTRATIONS)
     app_ids = [row["app_id"] for row in await connection.fetch(_TOO_OLD, last.min_reader)]
     if app_ids and not lock_out:
         more = f" and {len(app_ids) - _MOST_NAMED} more" if len(app_ids) > _MOST_NAMED else ""

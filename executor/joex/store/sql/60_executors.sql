@@ -198,9 +198,12 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_certain boolean;
     v_silent record;
-    v_min_reader CONSTANT integer := (SELECT max(m.min_reader) FROM joex_private.migration m);
+    v_min_reader integer;
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.register');
+    -- A migration that takes something away has locked the table, or sees this executor.
+    LOCK TABLE joex_private.executor IN ROW EXCLUSIVE MODE;
+    v_min_reader := (SELECT max(m.min_reader) FROM joex_private.migration m);
     IF p_schema_version < v_min_reader THEN
         RAISE EXCEPTION 'the Joex schema needs programs that know version %; this executor knows version %: use a newer joex',
             v_min_reader, p_schema_version USING ERRCODE = 'JX005';
