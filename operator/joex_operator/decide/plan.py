@@ -99,7 +99,7 @@ def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) 
     found = _load(observed, history.size if rolling else None)
     sizing = size(pool, found, history, now.timestamp())
     surge = _surge(pool, observed, sizing) if rolling else 0
-    order = _order(observed, surge, rolling=rolling)
+    order = _order(pool, observed, surge, rolling=rolling)
     # Each replacement that takes jobs stands for an outdated executor that is about to drain: no surplus of the demand.
     replaced = min(rollout.proven(order, observed.template), sizing.target) if rolling else 0
     surplus = _surplus(order, sizing, replaced)
@@ -136,12 +136,12 @@ def _surge(pool: Pool, observed: ObservedPool, sizing: Sizing) -> int:
     return max(rollout.surge(pool.spec.rollout, sizing.target) - failed, 0)
 
 
-def _order(observed: ObservedPool, surge: int, *, rolling: bool) -> list[Replica]:
+def _order(pool: Pool, observed: ObservedPool, surge: int, *, rolling: bool) -> list[Replica]:
     """The replicas that count for the size, in the order in which they leave: without the replacements beyond it."""
     starting = rollout.starting(observed.replicas, observed.template)
     beyond = {replica.name for replica in starting[max(len(starting) - surge, 0) :]}
     there = [replica for replica in asked_for(observed.replicas) if replica.name not in beyond]
-    return first_to_leave(there, observed.template, rolling=rolling)
+    return first_to_leave(there, observed.template, rolling=rolling, paused=pool.spec.rollout.paused)
 
 
 def _surplus(order: Sequence[Replica], sizing: Sizing, replaced: int) -> list[AskDrain]:

@@ -205,18 +205,28 @@ def ready(replicas: Iterable[Replica]) -> list[Replica]:
     return [one for one in replicas if one.phase in (Phase.IDLE, Phase.BUSY) and not one.is_deaf]
 
 
-def first_to_leave(replicas: Iterable[Replica], template: str, *, rolling: bool = False) -> list[Replica]:
+def first_to_leave(
+    replicas: Iterable[Replica], template: str, *, rolling: bool = False, paused: bool = False
+) -> list[Replica]:
     """The replicas in the order in which they leave.
 
     Unscheduled before pending before idle before busy; among these the outdated first, then those that have been told
     to leave new jobs to others, then those with fewest jobs, then the youngest. During a rollout (``rolling``) the busy
-    outdated ones go before the idle ones that have replaced others.
+    outdated ones go before the idle ones that have replaced others. While a rollout is ``paused`` the outdated go last.
     """
 
     def rank(replica: Replica) -> tuple[int, bool, int, bool, bool, int, int]:
         order, is_present = _ORDER[replica.phase], replica.template == template
         first = min(order, _ORDER[Phase.IDLE])
-        return first, rolling and is_present, order, is_present, not replica.is_spare, replica.held, -replica.index
+        return (
+            first,
+            rolling and is_present,
+            order,
+            is_present is not paused,
+            not replica.is_spare,
+            replica.held,
+            -replica.index,
+        )
 
     return sorted((replica for replica in replicas if replica.phase in _ORDER), key=rank)
 

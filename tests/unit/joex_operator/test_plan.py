@@ -325,6 +325,13 @@ def test_a_rollout_that_is_paused_changes_nothing_and_new_replicas_have_the_new_
     assert actions(replace(found, demand=Demand(4)), rollout={"paused": True}) == [CreateReplica(2, Why.DEMAND)]
 
 
+def test_when_a_rollout_is_paused_it_is_the_replacements_beyond_the_size_that_leave():
+    """A person pauses it because something is wrong with the new ones."""
+    for busy in (0, 2):
+        found = seen(*replicas(4, held=busy, **OLD), replica(4, held=busy))
+        assert asked(actions(found, replicas=4, rollout={"paused": True})) == ["documents-4"]
+
+
 def test_replacements_that_start_are_no_reason_to_grow_and_shrink():
     slowly = autoscaled(behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
     first = decided(seen(*replicas(2, held=2, **OLD)), scaling=slowly)
