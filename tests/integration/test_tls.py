@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator
@@ -58,7 +59,9 @@ def replace(files: Files, by: Files) -> None:
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     """An application that tells its scheme; but for a body that is declared too large, which it does not read."""
     is_large = any(name == b"content-length" and int(value) > 1000 for name, value in scope["headers"])
-    body = b"too large" if is_large else scope["scheme"].encode() + b" " * 20_000_000
+    body = (
+        b"too large" if is_large else scope["scheme"].encode() + b" " * (0 if scope["path"] == "/short" else 20_000_000)
+    )
     await send({"type": "http.response.start", "status": 413 if is_large else 200, "headers": []})
     await send({"type": "http.response.body", "body": body})
 
@@ -209,6 +212,25 @@ async def test_a_caller_that_reads_steadily_gets_a_large_answer_whole(authority,
             await asyncio.sleep(0.1)  # that is how slow this caller is
         assert size + len(await reader.read()) > 20_000_000
         writer.close()
+
+
+@pytest.mark.parametrize("header", ["Connection: keep-alive", "Connection: close"])
+async def test_a_caller_that_keeps_its_connection_and_reads_no_more_keeps_no_executor_from_its_end(
+    authority, files, header, caplog
+):
+    """So do pools of connections, such as those of requests and httpx: TLS waits for their answer to its last word."""
+    context = trusting(authority)
+
+    def call(port: int) -> socket.socket:
+        caller = context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost")
+        caller.sendall(f"GET /short HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode())
+        assert caller.recv(1)
+        return caller
+
+    async with served(files) as port:
+        caller = await asyncio.to_thread(call, port)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    caller.close()
 
 
 def test_files_that_can_not_be_used_are_told_at_the_start(authority, files, tmp_path):

@@ -11,7 +11,7 @@ from typing import NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from joex.http.slow_callers import TimedProtocol
+from joex.http.slow_callers import PARTS_WITHIN, TimedProtocol
 from joex.http.tls import Certificate, accept, in_parts
 
 _PATIENCE = 5
@@ -81,10 +81,22 @@ class _TlsServer(_Server):
             self._accepting.append(accepting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and let open calls end."""
+        """Accept no more, and let open calls end; but wait for no caller that keeps a connection without a call.
+
+        TLS waits until the caller, too, says that it ends: one that keeps connections for later calls reads nothing.
+        """
         for accepting in self._accepting:
             accepting.cancel()
-        await super().shutdown(sockets)
+        parting = asyncio.get_running_loop().call_later(PARTS_WITHIN, self._end_idle)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            parting.cancel()
+
+    def _end_idle(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, TimedProtocol) and connection.has_said_all():
+                connection.end()
 
     def _protocol(self) -> TimedProtocol:
         return TimedProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)

@@ -125,6 +125,10 @@ class TimedProtocol(H11Protocol):
         """Whether no request is being answered: its caller has sent half of one, or reads the last answer."""
         return self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY)
 
+    def has_said_all(self) -> bool:
+        """Whether the connection is closing, and no answer waits for its caller to read it."""
+        return self.is_idle() and self.transport.is_closing() and not self.transport.get_write_buffer_size()
+
     def end(self) -> None:
         """End the connection now."""
         self.has_ended = True  # the loop calls connection_lost later
