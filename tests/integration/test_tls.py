@@ -158,6 +158,7 @@ async def test_new_connections_get_a_certificate_that_has_been_replaced(authorit
 async def test_callers_who_begin_a_handshake_and_stop_keep_no_other_waiting(authority, files, monkeypatch):
     """Each would hold a descriptor of the process, and then a kubelet's probe would fail."""
     monkeypatch.setattr(tls, "MOST_HANDSHAKES", 3)
+    monkeypatch.setattr(tls, "MOST_CONNECTIONS", 0)
     monkeypatch.setattr(tls, "HANDSHAKE_WITHIN", 3600.0)
     async with served(files) as port, AsyncExitStack() as stack:
         silent = []

@@ -11,7 +11,9 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -42,8 +44,11 @@ class Peer:
     async def uid(self) -> int | None:
         """The uid of the process, on this machine; None: the kernel does not tell, or the connection has ended."""
         if self._uid is None:
-            ends = (self._transport.get_extra_info(name)[:2] for name in ("peername", "sockname"))
-            found = await asyncio.get_running_loop().run_in_executor(_reader, uid_of, *ends)
+            client, server = (self._transport.get_extra_info(name) for name in ("peername", "sockname"))
+            if client is None or server is None:  # the caller has gone at once
+                return None
+            reading = partial(uid_of, client[:2], server[:2], lambda: not self._transport.is_closing())
+            found = await asyncio.get_running_loop().run_in_executor(_reader, reading)
             if self._is_open():  # (else another process may have got its port meanwhile)
                 self._uid = found
         return self._uid
@@ -68,14 +73,21 @@ async def is_own_user(scope: Scope) -> bool:
     return uid == 0 or (uid == os.geteuid() and uid != _UNMAPPED)
 
 
-def uid_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+def uid_of(client: tuple[str, int], server: tuple[str, int], is_there: Callable[[], bool] = lambda: True) -> int | None:
     """The uid of the process that has connected from one address and port of this machine to another.
 
     None: the kernel does not tell. Nor does it for a socket that its process has closed: that is listed as one of root.
+
+    Args:
+        client: the address and port of the caller.
+        server: those of the other end.
+        is_there: whether the caller still is. Others wait meanwhile, and to find nothing takes longest.
     """
     places = _places(client, server)
     for _ in range(_TRIES):  # a list that changes while it is read may lack a line
         for path, ends in places:
+            if not is_there():
+                return None
             try:
                 found = Path(path).read_text(encoding="ascii")
             except OSError:

@@ -77,8 +77,8 @@ class _TlsServer(_Server):
         """Begin to accept."""
         await super().startup(sockets=[])
         for listener in sockets or []:
-            accepting = asyncio.create_task(accept(listener, self._certificate, self._protocol), name="joex https")
-            self._accepting.append(accepting)
+            accepts = accept(listener, self._certificate, self._protocol, self.server_state.connections)
+            self._accepting.append(asyncio.create_task(accepts, name="joex https"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more, and let open calls end; but wait for no caller that keeps a connection without a call.

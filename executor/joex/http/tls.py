@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -14,13 +14,16 @@ from typing import NoReturn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from joex.errors import ConfigError
-from joex.http.slow_callers import LEAST_READ, READ_WITHIN
+from joex.http.slow_callers import LEAST_READ, MOST_CONNECTIONS, READ_WITHIN
 
 HANDSHAKE_WITHIN = 10.0
 """Seconds from the connection to the end of its handshake."""
 
 MOST_HANDSHAKES = 100
-"""Handshakes at a time. Beyond, each new one ends the oldest, so that callers who begin and stop leave descriptors."""
+"""Handshakes at a time, besides the connections that may still be opened (`MOST_CONNECTIONS`).
+
+Beyond, each new one ends the oldest, so that callers who begin and stop leave descriptors.
+"""
 
 _PAUSE = 0.1
 """Seconds after a connection that could not be accepted."""
@@ -98,9 +101,14 @@ def certificate_of(certificate: str, key: str, prefix: str) -> Certificate | Non
 
 
 async def accept(
-    listener: socket.socket, certificate: Certificate, protocol: Callable[[], asyncio.Protocol]
+    listener: socket.socket,
+    certificate: Certificate,
+    protocol: Callable[[], asyncio.Protocol],
+    connections: Collection[object],
 ) -> NoReturn:
     """Accept connections, and let ``protocol`` serve each one whose handshake has ended, until cancelled.
+
+    ``connections``: those that are open.
 
     Not by asyncio's servers: they know no limit of handshakes, and have one certificate. (Nor by a protocol that begins
     TLS by itself: uvloop would give it what is for TLS.)
@@ -118,7 +126,7 @@ async def accept(
             handshake = loop.create_task(_shake(connection, certificate, protocol), name="joex http handshake")
             handshakes[handshake] = None
             handshake.add_done_callback(lambda done: handshakes.pop(done, None))
-            if len(handshakes) > MOST_HANDSHAKES:
+            if len(handshakes) > MOST_HANDSHAKES + max(MOST_CONNECTIONS - len(connections), 0):
                 oldest = next(iter(handshakes))
                 del handshakes[oldest]
                 oldest.cancel()
