@@ -54,7 +54,7 @@ class Peer:
         return self._uid
 
     def _is_open(self) -> bool:
-        if self._transport.is_closing():
+        if sys.platform != "linux" or self._transport.is_closing():
             return False
         state = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
         return bool(state[0] == _ESTABLISHED)
