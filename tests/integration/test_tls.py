@@ -20,9 +20,9 @@ from joex import Client
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.event_loop import new_event_loop
 from joex.http import slow_callers, tls
+from joex.http.certificate import Certificate, certificate_of
 from joex.http.listening import listen
 from joex.http.server import serve
-from joex.http.tls import Certificate, certificate_of
 from joex.store.database import connect
 from joex.sync import Client as SyncClient
 from tests.support.cluster.pki import Authority

@@ -15,8 +15,8 @@ from joex.cli.options import DatabaseUrl
 from joex.config import load, load_settings
 from joex.console.settings import ConsoleSettings
 from joex.event_loop import new_event_loop
+from joex.http.certificate import Certificate, certificate_of
 from joex.http.listening import listen
-from joex.http.tls import Certificate, certificate_of
 
 _log = logging.getLogger("joex")
 _PANEL = "Settings: a flag, or JOEX_CONSOLE_<FLAG> in the environment"

@@ -23,8 +23,8 @@ from joex.config import Settings, load_settings
 from joex.core.lease import Lease
 from joex.errors import ConfigError, JoexError
 from joex.event_loop import new_event_loop
+from joex.http.certificate import Certificate, certificate_of
 from joex.http.listening import listen
-from joex.http.tls import Certificate, certificate_of
 from joex.store.database import create_pool
 from joex.task import App
 

@@ -11,8 +11,9 @@ from typing import NoReturn
 import uvicorn
 from fastapi import FastAPI
 
+from joex.http.certificate import Certificate
 from joex.http.slow_callers import PARTS_WITHIN, TimedProtocol
-from joex.http.tls import Certificate, accept, in_parts
+from joex.http.tls import accept, in_parts
 
 _PATIENCE = 5
 """Seconds that open calls have to end when the server stops."""
