@@ -890,7 +890,8 @@ async def test_a_start_that_changes_a_periodic_task_changes_it(tasks, changed):
 
 async def test_a_task_whose_id_somebody_else_has_is_told(tasks, database_url):
     await tasks.put("shop/a")
-    await tasks.connection.execute("UPDATE joex_private.periodic_task SET owner = 'user' WHERE id = $1", RETENTION)
+    somebodys = "UPDATE joex_private.periodic_task SET owner = 'user', task = 'a' WHERE id = $1"
+    await tasks.connection.execute(somebodys, RETENTION)
     app = App("shop")
     app.periodic(YEARLY)(app.task("a")(_nothing))
     async with executor_inside(app, database_url) as inside:
