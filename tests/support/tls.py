@@ -32,13 +32,29 @@ async def tls_in_front_of(
                 await writer.drain()
         writer.close()
 
+    handlers: set[asyncio.Task[None]] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             assert (await reader.readexactly(8))[4:] == _SSL_REQUEST
             writer.write(b"S")
             await writer.start_tls(context)
             inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", postgres.port)
-            await asyncio.gather(forward(reader, inner_writer), forward(inner_reader, writer))
+            try:
+                await asyncio.gather(forward(reader, inner_writer), forward(inner_reader, writer))
+            finally:
+                inner_writer.transport.abort()
+                writer.transport.abort()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.add(asyncio.create_task(serve(reader, writer)))
+
+    try:
+        async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
+            yield server.sockets[0].getsockname()[1]
+    finally:
+        for handler in handlers:
+            handler.cancel()
+        # The last aborts take effect in the next round of the loop, which may be the test's last one otherwise.
+        await asyncio.gather(*handlers, return_exceptions=True)
+        await asyncio.sleep(0)
