@@ -128,6 +128,23 @@ async def test_a_job_that_kills_its_executors_takes_no_other_tenant_down(system:
     assert (await job(system, poison))["losses"] == 6
 
 
+async def test_the_successor_of_a_pod_that_ends_works_while_the_pod_finishes_its_job(system: System) -> None:
+    system.operator()
+    await system.pool(poolSize=1, replicas=1)
+    held = await system.submit("hold", flag="go")
+    pod = await system.pod_of("pool-0")
+    await system.effects.begun(held)
+    await system.api.delete("pods", pod["metadata"]["name"], system.namespace)
+    other = await system.submit("effect")
+
+    assert await system.effects.all_finished([other]) == {"success": 1}
+    assert await system.executor_of(other) == "pool-0"
+    await system.effects.flag("go")
+    assert await system.effects.all_finished([held]) == {"success": 1}
+    assert ((await job(system, held))["attempt"], (await job(system, held))["losses"]) == (1, 0)
+    assert [one["metadata"]["name"] for one in await system.api.get_all("deployments", system.namespace)] == ["pool-0"]
+
+
 @pytest.mark.parametrize("how", ["deleted", "evicted"])
 async def test_the_jobs_of_a_pod_that_has_ended_move_on_at_once(
     system: System, local_cluster: LocalCluster, how: str

@@ -1,7 +1,7 @@
 """Fixtures of the tests of the store: connections, executors, and jobs in any state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -52,7 +52,13 @@ class Bench:
         self.connection = connection
 
     async def register(
-        self, app_id: str = "me", *, gone: int | None = None, watched: float = EVER, **more: Any
+        self,
+        app_id: str = "me",
+        *,
+        gone: int | None = None,
+        beside: Sequence[int] = (),
+        watched: float = EVER,
+        **more: Any,
     ) -> Registered:
         """Register an executor; by default one with a long lease and without a session lock."""
         fields: dict[str, Any] = {
@@ -72,7 +78,7 @@ class Bench:
             **more,
         }
         me = NewExecutor(**fields)
-        return await executors.register(self.connection, me, MOST_LOSSES, gone, marks=marks(watched))
+        return await executors.register(self.connection, me, MOST_LOSSES, gone, beside=beside, marks=marks(watched))
 
     async def executor(self, app_id: str = "me", **more: Any) -> int:
         """The id of a new executor."""

@@ -101,6 +101,31 @@ async def test_a_predecessor_that_lives_is_never_robbed_and_the_newcomer_learns_
     assert [await bench.job(job_id) for job_id in held] == before
 
 
+async def test_a_newcomer_takes_jobs_beside_one_that_drains_and_gets_none_of_its_jobs(bench, holding):
+    executor, _, held = holding
+    assert (await bench.register("app", beside=[executor])).id is None, "it does not drain yet"
+    await executors.drain(bench.connection, "app")
+    other = (await bench.register("app")).other
+    assert other is not None
+    assert (other.id, other.draining) == (executor, True)
+    registered = await bench.register("app", beside=[executor])
+    assert (registered.id is not None, registered.reclaimed, registered.other) == (True, 0, None)
+    assert [await bench.state(job_id) for job_id in held] == ["running", "scheduled"]
+    fresh = await bench.submit()
+    assert [job.id for job in await bench.take(registered.id, 5)] == [fresh]
+    assert (await bench.register("app", beside=[executor])).other.id == registered.id
+
+
+async def test_of_several_that_drain_those_are_replaced_that_are_gone(bench):
+    gone = await bench.executor("app", pod_uid="pod")
+    await executors.drain(bench.connection, "app")
+    drains = (await bench.register("app", beside=[gone])).id
+    await executors.drain(bench.connection, "app")
+    assert (await bench.register("app", pod_uid="pod", beside=[drains])).id is not None
+    found = {one.id: one.state for one in await executors.list_executors(bench.connection, ended=True)}
+    assert (found[gone], found[drains]) == ("replaced", "draining")
+
+
 async def test_executors_without_a_pod_are_not_taken_for_restarts_in_the_same_pod(bench):
     await bench.executor("app", pod_uid=None)
     assert (await bench.register("app", pod_uid=None)).id is None

@@ -221,6 +221,18 @@ class TestRetirement:
             pools.Known("p/a-0", executor, None, 2, draining=False, spare=False, retired_at=None)
         ]
 
+    async def test_one_with_a_busy_predecessor_is_left_alone_and_both_drain_where_that_is_wanted(self, bench) -> None:
+        predecessor = await bench.executor("p/a-0")
+        await bench.submit()
+        await bench.take(predecessor)
+        await executors.drain(bench.connection, "p/a-0")
+        successor = (await bench.register("p/a-0", beside=[predecessor])).id
+        assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
+        found = {one.executor: (one.held, one.draining) for one in await pools.replicas(bench.connection, "p/a-")}
+        assert found == {predecessor: (1, True), successor: (0, False)}
+        assert await pools.retire(bench.connection, "p/a-0", only_if_idle=False) == "draining"
+        assert [one.draining for one in await pools.replicas(bench.connection, "p/a-")] == [True, True]
+
     async def test_a_busy_one_drains_where_that_is_wanted(self, bench) -> None:
         executor = await bench.executor("p/a-0")
         await bench.submit()

@@ -82,7 +82,7 @@ class Pool(RuleBasedStateMachine):
     def jobs_are_submitted(self, jobs):
         self.world.submit(jobs)
 
-    @rule(which=pods, how=st.sampled_from(["kill_process", "delete_pod", "silence_node"]))
+    @rule(which=pods, how=st.sampled_from(["kill_process", "evict_pod", "delete_pod", "silence_node"]))
     def a_pod_dies(self, which, how):
         if found := sorted(self.world.pods):
             getattr(self.world, how)(self.world.pods[found[which % len(found)]])

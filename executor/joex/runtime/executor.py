@@ -303,12 +303,16 @@ class Executor:
             self._emit(events.LeaseEnded(self.id))
 
     async def _register(self, pool: asyncpg.Pool[Any], *, locks: bool) -> tuple[int, float] | None:
-        """Register; wait while another executor has the app-id. None if it was asked to drain.
+        """Register; wait while another executor takes jobs under the app-id. None if it was asked to drain.
+
+        One that drains takes none, and this one starts beside it: that may take as long as a job, and whoever evicted
+        its pod wants a successor at once.
 
         No executor registers under a retired app-id. This one waits then, too: the operator that retired the app-id is
         about to stop this process, and if the process exited by itself, it would only be restarted.
         """
         me, gone, told = self._newcomer(locks=locks), None, None
+        beside: set[int] = set()
         observed = Observation(Lease(self.settings.lease).heartbeat_every)
         trouble = Trouble("registration", self._emit)
         while not self._asked_to_drain.is_set():
@@ -319,7 +323,7 @@ class Executor:
                     return None
                 async with borrowed(pool) as connection:
                     answer = await executors.register(
-                        connection, me, self.settings.most_losses, gone, marks=observed.marks
+                        connection, me, self.settings.most_losses, gone, beside=list(beside), marks=observed.marks
                     )
             except (JoexError, OSError) as error:
                 if isinstance(error, SchemaError) and error.reason == "SchemaTooNew":
@@ -334,6 +338,9 @@ class Executor:
                 observed.answered(sent, clock(), answer.beat)
                 if answer.other is not None and answer.other.id != gone and is_certainly_gone(answer.other):
                     gone = answer.other.id
+                    continue
+                if answer.other is not None and answer.other.draining and answer.other.id not in beside:
+                    beside.add(answer.other.id)
                     continue
                 self.phase = "waiting"
                 told = self._tell_of_waiting(answer, told)

@@ -22,10 +22,11 @@ _REGISTER = statement(f"""
     SELECT {_SERVER_START}, r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
            (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
+           (r.other).draining AS other_draining,
            extract(epoch FROM r.silent)::float8 AS other_silent, r.mark
     FROM joex_private.register($1::text, $2::text, $3::text, $4::text, $5::integer, $6::text, $7::text, $8::text[],
                                $9::text[], $10::integer, $11::text, $12::interval, $13::boolean, $14::integer,
-                               $15::integer, $16::float8[], $17::bigint[], $18::integer) r
+                               $15::integer, $16::float8[], $17::bigint[], $18::integer, $19::integer[]) r
 """)  # noqa: S608 - put together of constants
 _SERVE = statement("SELECT joex_private.serve_queue($1::text)")
 _QUEUE_HOLDERS = statement("""
@@ -58,7 +59,7 @@ class NewExecutor:
     """What an executor reports about itself when it starts.
 
     Attributes:
-        app_id: its stable name; no two live executors may share one.
+        app_id: its stable name; of the live executors that share one, all but one drain.
         pod_uid: the pod it runs in; None: none.
         boot_id, pid, process_start: which process it is, on which boot of its host; so that a successor on the same
             host can see whether it still exists.
@@ -91,6 +92,7 @@ class Other:
     pid: int
     process_start: str
     silent: float | None
+    draining: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +156,18 @@ _LIST = statement(f"""
 
 
 async def register(
-    connection: Connection, me: NewExecutor, most_losses: int, gone: int | None = None, *, marks: Sequence[Mark] = ()
+    connection: Connection,
+    me: NewExecutor,
+    most_losses: int,
+    gone: int | None = None,
+    *,
+    beside: Sequence[int] = (),
+    marks: Sequence[Mark] = (),
 ) -> Registered:
     """Register an executor.
 
-    ``gone``: the id of an earlier executor whose process certainly does not exist any more; ``marks``: what the caller
-    has observed of it.
+    ``gone``: the id of an earlier executor whose process certainly does not exist any more; ``beside``: the ids of
+    those that drain, and whose processes may exist; ``marks``: what the caller has observed of them.
 
     Raises:
         SchemaError: a migration has made the schema too new for this version.
@@ -185,10 +193,12 @@ async def register(
             [mark.age for mark in marks],
             [mark.id for mark in marks],
             known_version(),
+            beside,
         )
     other = None
     if row["other_id"] is not None:
-        other = Other(*(row[f"other_{name}"] for name in ("id", "host", "boot_id", "pid", "process_start", "silent")))
+        fields = ("id", "host", "boot_id", "pid", "process_start", "silent", "draining")
+        other = Other(*(row[f"other_{name}"] for name in fields))
     return Registered(row["id"], row["reclaimed"], other, row["retired"], _beat(row))
 
 

@@ -143,7 +143,7 @@ class PoolReconciler:
             tuple(self._fleet.replicas(pool)), None, template, problem, self._fleet.taken(pool)
         ), database
 
-    async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, Known], Demand, set[str]]:
+    async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, list[Known]], Demand, set[str]]:
         """Query the app-ids by replica, the demand, and the crashing pods in which an executor ever registered."""
         watch, home = self._watch(pool), self._fleet.home(pool)
         name = app_id(home, pool.name)
@@ -168,8 +168,11 @@ class PoolReconciler:
             )
             pods = [uid for replica in self._fleet.replicas(pool) if replica.crashing for uid in replica.pods]
             worked = await pools.registered_in(connection, pods) if pods else set()
-        indices = {replica_of(home, pool.name, one.app_id): one for one in known}
-        return {index: one for index, one in indices.items() if index is not None}, Demand(runnable, next_due), worked
+        by_index: dict[int, list[Known]] = {}
+        for one in known:
+            if (index := replica_of(home, pool.name, one.app_id)) is not None:
+                by_index.setdefault(index, []).append(one)
+        return by_index, Demand(runnable, next_due), worked
 
     def _watch(self, pool: Pool) -> GrowthWatch:
         return self._watches.setdefault((pool.namespace, pool.name), GrowthWatch(_WATCH_POLLS * self._poll))
@@ -246,20 +249,29 @@ def _by_demand(pool: Pool) -> bool:
     return pool.spec.replicas is None and not pool.spec.suspend and pool.deleted_at is None
 
 
-def _merged(pool: Pool, observed: Sequence[Replica], known: Mapping[int, Known], database: str) -> list[Replica]:
+def _merged(
+    pool: Pool, observed: Sequence[Replica], known: Mapping[int, Sequence[Known]], database: str
+) -> list[Replica]:
     """The observed replicas with what the database knows of them, and the replicas that only the database knows."""
     replicas = {replica.index: replica for replica in observed}
     for index in known.keys() - replicas.keys():
         replicas[index] = Replica(replica_name(pool.name, index), index)
-    return [_with_executor(replicas[index], known.get(index), database) for index in sorted(replicas)]
+    return [_with_executor(replicas[index], known.get(index, ()), database) for index in sorted(replicas)]
 
 
-def _with_executor(replica: Replica, known: Known | None, database: str) -> Replica:
-    if known is None:
-        return replace(replica, executor=ObservedExecutor(database=database))
-    alive = known.executor is not None
+def _with_executor(replica: Replica, known: Sequence[Known], database: str) -> Replica:
+    """The replica with what the database knows of its app-id: the executor that takes jobs, and those that drain."""
+    living = [one for one in known if one.executor is not None]
+    takes = any(not one.draining for one in living)
     executor = ObservedExecutor(
-        alive, known.held, known.draining, known.spare, known.retired_at, known.pod_uid, database
+        alive=bool(living),
+        held=sum(one.held for one in living),
+        left=sum(one.held for one in living if one.draining) if takes else 0,
+        draining=bool(living) and not takes,
+        spare=any(one.spare for one in living if not one.draining),
+        retired_at=next((one.retired_at for one in known), None),
+        pods=tuple(one.pod_uid for one in living if one.pod_uid is not None),
+        database=database,
     )
     return replace(replica, executor=executor)
 

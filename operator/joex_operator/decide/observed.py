@@ -188,6 +188,7 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
         unready_since=next((pod.unready_since for pod in staying if pod.unready_since), None),
         unscheduled_since=next((pod.unscheduled_since for pod in staying if pod.unscheduled_since), None),
         pods=there,
+        terminating=tuple(pod.uid for pod in pods if pod.deleting),
     )
 
 

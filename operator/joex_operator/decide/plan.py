@@ -123,9 +123,10 @@ def _load(observed: ObservedPool, size: int | None) -> Load:
     """The load of a pool as it is observed. ``size``: what was desired before, during a rollout."""
     staying, leaving = asked_for(observed.replicas), draining(observed.replicas)
     # The jobs of a crashing executor will wait for another one as soon as the database finds it dead.
-    held = sum(replica.held for replica in [*staying, *crashing(observed.replicas)])
+    held = sum(replica.held - replica.left for replica in [*staying, *crashing(observed.replicas)])
     there = len(staying) if size is None else min(len(staying), size)
-    return Load(observed.demand, there, held, sum(replica.held for replica in leaving))
+    left = sum(replica.held for replica in leaving) + sum(replica.left for replica in staying)
+    return Load(observed.demand, there, held, left)
 
 
 def _surge(pool: Pool, observed: ObservedPool, sizing: Sizing) -> int:
@@ -152,9 +153,9 @@ def _surplus(order: Sequence[Replica], sizing: Sizing, replaced: int) -> list[As
     """
     disallowed = len(order) - replaced - sizing.most
     return [
-        AskDrain(replica.name, replica.phase is not Phase.BUSY, Why(sizing.mode))
+        AskDrain(replica.name, not replica.held, Why(sizing.mode))
         for number, replica in enumerate(order[: max(len(order) - replaced - sizing.target, 0)])
-        if replica.phase is not Phase.BUSY or number < disallowed
+        if not replica.held or number < disallowed
     ]
 
 
@@ -252,14 +253,8 @@ def _created(observed: ObservedPool, sizing: Sizing, asked: Sequence[AskDrain], 
 
 def _reports(observed: ObservedPool) -> Iterator[ReportGone]:
     for replica in observed.replicas:
-        executor = replica.executor
-        if (
-            executor is not None
-            and executor.alive
-            and executor.pod_uid is not None
-            and executor.pod_uid in replica.gone
-        ):
-            yield ReportGone(executor.pod_uid)
+        if replica.executor is not None and replica.executor.alive:
+            yield from (ReportGone(pod) for pod in replica.executor.pods if pod in replica.gone)
 
 
 def _deletions(pool: Pool, observed: ObservedPool, now: datetime) -> Iterator[DeleteReplica | ForgetReplica]:

@@ -5,7 +5,7 @@ The database has the last word on whether an executor may be stopped: it *retire
 then on no executor takes a job or registers under that app-id, until the operator forgets it::
 
     PENDING --> IDLE <--> BUSY          its executor takes jobs, or will (CRASHING: after its restart; UNSCHEDULED:
-       |          |         |           when a node has room)
+       |          |         |           when a node has room). PENDING again, while that of an evicted pod drains
        |    (retired: no executor takes a job under this app-id any more)
        |          |         v
        |          |      DRAINING       it finishes its jobs
@@ -55,20 +55,22 @@ class ObservedExecutor:
 
     Attributes:
         alive: an executor is registered, and has not ended.
-        held: jobs that it holds.
-        draining: it takes no more jobs, whether this operator drains it or an administrator does.
+        held: jobs that it holds, and those that its predecessors hold.
+        left: of these, the jobs of predecessors: they drain, as after the eviction of their pods, and it takes jobs.
+        draining: it takes no more jobs, whether this operator drains it or an administrator does, or its pod ends.
         spare: it leaves new jobs to other executors that have free slots.
         retired_at: since when no executor can register under the app-id; None: it is not retired.
-        pod_uid: the pod it runs in.
+        pods: uids of the pods in which it and its predecessors run.
         database: the name of the database.
     """
 
     alive: bool = False
     held: int = 0
+    left: int = 0
     draining: bool = False
     spare: bool = False
     retired_at: datetime | None = None
-    pod_uid: str | None = None
+    pods: tuple[str, ...] = ()
     database: str = field(default="", compare=False)
 
 
@@ -90,6 +92,7 @@ class Replica:
         unscheduled_since: since when no node has room for its pod.
         unscheduled: it has been so for minutes.
         pods: uids of the pods that exist, terminating ones included.
+        terminating: uids of those that are being deleted, as by an eviction.
         gone: uids of pods that certainly run no more (deleted or terminal, as the API server says).
         executor: what the database knows; None: it is down.
         phase: derived from all of these.
@@ -109,6 +112,7 @@ class Replica:
     unscheduled_since: datetime | None = None
     unscheduled: bool = False
     pods: tuple[str, ...] = ()
+    terminating: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     executor: ObservedExecutor | None = None
     phase: Phase = field(init=False)
@@ -124,13 +128,20 @@ class Replica:
         works = executor.alive or self.is_elsewhere
         if self.uid is None:
             return Phase.DRAINING if works else Phase.GOING
-        if self.is_elsewhere or executor.retired_at is not None or (executor.alive and executor.draining):
+        leaves = executor.alive and executor.draining and not self._has_successor
+        if leaves or self.is_elsewhere or executor.retired_at is not None:
             return Phase.DRAINING if works else Phase.RETIRED
         if self.crashing and not self.lost:  # (the database may not know it yet)
             return Phase.CRASHING
-        if executor.alive:
+        if executor.alive and not executor.draining:
             return Phase.BUSY if executor.held else Phase.IDLE
         return Phase.LOST if self.lost else self._waiting()
+
+    @property
+    def _has_successor(self) -> bool:
+        """Whether its Deployment has another pod, or will in a moment, because those of its executors end."""
+        ends = {*self.terminating, *self.gone}
+        return self.executor is not None and bool(self.executor.pods) and ends.issuperset(self.executor.pods)
 
     def _waiting(self) -> Phase:
         return Phase.UNSCHEDULED if self.unscheduled else Phase.PENDING
@@ -171,8 +182,15 @@ class Replica:
 
     @property
     def held(self) -> int:
-        """Jobs that its executor holds, as far as the database says."""
+        """Jobs that its executor and its predecessors hold, as far as the database says."""
         return 0 if self.executor is None else self.executor.held
+
+    @property
+    def left(self) -> int:
+        """Of these, the jobs of executors that drain: no slot of the pool has them."""
+        if self.executor is None:
+            return 0
+        return self.executor.held if self.executor.draining else self.executor.left
 
 
 def takers(replicas: Iterable[Replica]) -> list[Replica]:
@@ -216,7 +234,8 @@ def first_to_leave(
     """
 
     def rank(replica: Replica) -> tuple[int, bool, int, bool, bool, int, int]:
-        order, is_present = _ORDER[replica.phase], replica.template == template
+        # (A starting one may have a predecessor that drains.)
+        order, is_present = _ORDER[Phase.BUSY if replica.held else replica.phase], replica.template == template
         first = min(order, _ORDER[Phase.IDLE])
         return (
             first,

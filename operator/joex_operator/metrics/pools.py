@@ -103,7 +103,7 @@ def _slots(snapshot: PoolSnapshot) -> _Values:
 def _busy_slots(snapshot: PoolSnapshot) -> _Values:
     if snapshot.observed.database_problem is not None:
         return []
-    return [((), sum(replica.held for replica in ready(snapshot.observed.replicas)))]
+    return [((), sum(replica.held - replica.left for replica in ready(snapshot.observed.replicas)))]
 
 
 def _runnable(snapshot: PoolSnapshot) -> _Values:

@@ -38,7 +38,8 @@ _SAMPLE = """
     ) counts GROUP BY grp
 """
 _DEAD = """
-    SELECT id, host, boot_id, pid, process_start, NULL::float AS silent FROM joex_private.executor
+    SELECT id, host, boot_id, pid, process_start, NULL::float AS silent, draining
+    FROM joex_private.executor
     WHERE ending IN ('dead', 'replaced') AND id <> ALL ($1)
 """
 _LEFT = "SELECT count(*) FROM joex_private.job WHERE finished_at IS NULL"

@@ -47,10 +47,10 @@ def replica(
         Phase.UNSCHEDULED: ObservedExecutor(),
         Phase.LOST: ObservedExecutor(),
         Phase.CRASHING: ObservedExecutor(),
-        Phase.IDLE: ObservedExecutor(alive=True, pod_uid=f"pod-{index}"),
-        Phase.BUSY: ObservedExecutor(alive=True, held=held or 1, pod_uid=f"pod-{index}"),
+        Phase.IDLE: ObservedExecutor(alive=True, pods=(f"pod-{index}",)),
+        Phase.BUSY: ObservedExecutor(alive=True, held=held or 1, pods=(f"pod-{index}",)),
         Phase.DRAINING: ObservedExecutor(
-            alive=True, held=held, draining=True, retired_at=NOW - since, pod_uid=f"pod-{index}"
+            alive=True, held=held, draining=True, retired_at=NOW - since, pods=(f"pod-{index}",)
         ),
         Phase.RETIRED: ObservedExecutor(retired_at=NOW - since),
         Phase.GOING: ObservedExecutor(retired_at=NOW - since),

@@ -212,14 +212,14 @@ def test_a_drain_goes_on_while_the_database_is_silent(metrics):
 
 
 def test_a_drain_that_is_not_ours_is_not_measured(metrics):
-    somebody_else = ObservedExecutor(alive=True, draining=True)
+    somebody_else = ObservedExecutor(alive=True, draining=True, pods=("pod-0",))
     observe(metrics, seen(replica(0, executor=somebody_else)))
     observe(metrics, seen(), seconds=10)
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 0
 
 
 def test_a_drain_that_becomes_ours_is_measured_from_then_on(metrics):
-    observe(metrics, seen(replica(0, executor=ObservedExecutor(alive=True, draining=True))))
+    observe(metrics, seen(replica(0, executor=ObservedExecutor(alive=True, draining=True, pods=("pod-0",)))))
     observe(metrics, seen(replica(0, Phase.DRAINING)))
     observe(metrics, seen(), seconds=10)
     assert value(metrics, "joex_executor_drain_seconds_count", **POOL) == 1

@@ -18,7 +18,7 @@ from joex_operator.decide.actions import (
 )
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
-from joex_operator.decide.replicas import ObservedExecutor, Phase
+from joex_operator.decide.replicas import ObservedExecutor, Phase, Replica
 from joex_operator.decide.scaling import Demand
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, replica, replicas, seen
 
@@ -254,7 +254,7 @@ def test_the_end_of_a_drains_time_is_a_reason_to_look_again():
 
 
 def test_an_executor_that_somebody_else_drains_has_all_the_time_it_wants():
-    by_hand = replica(0, Phase.DRAINING, executor=ObservedExecutor(alive=True, held=1, draining=True))
+    by_hand = replica(0, Phase.DRAINING, executor=ObservedExecutor(alive=True, held=1, draining=True, pods=("pod-0",)))
     assert actions(seen(by_hand), drain={"timeout": "0s", "onTimeout": "Terminate"}) == []
 
 
@@ -382,6 +382,24 @@ def test_a_template_that_does_not_start_stops_the_rollout():
     assert actions(found, replicas=5, rollout=ONE_MISSING) == []
 
 
+def evicted(index: int, *, taker: bool) -> Replica:
+    """A replica whose evicted pod finishes a job; its successor takes jobs, or starts."""
+    known = ObservedExecutor(alive=True, held=1, left=int(taker), draining=not taker, pods=("old", "new")[: 1 + taker])
+    return replica(index, executor=known, pods=("old", "new"), terminating=("old",))
+
+
+@pytest.mark.parametrize("taker", [False, True])
+def test_an_evicted_pod_has_its_successor_and_no_other(taker):
+    assert actions(seen(evicted(0, taker=taker), replica(1, held=1), runnable=1)) == []
+
+
+@pytest.mark.parametrize("taker", [False, True])
+def test_one_with_a_predecessor_that_is_busy_leaves_after_all_that_are_idle(taker):
+    found = seen(evicted(1, taker=taker), *replicas(2, first=2))
+    assert asked(actions(found)) == ["documents-3", "documents-2"]
+    assert asked(actions(seen(evicted(0, taker=taker)))) == []
+
+
 def test_while_it_does_not_start_an_earlier_executor_that_starts_again_is_kept():
     """As after the eviction of its pod. Else a pool loses all of its executors when its nodes are upgraded."""
     broken = replica(4, Phase.PENDING, problem="ImagePullBackOff")
@@ -459,7 +477,7 @@ def test_they_are_never_taken_for_executors_that_have_not_started():
 
 
 def test_an_executor_that_has_started_again_since_is_one_of_the_present_database():
-    found = seen(*made_for_another_database(1, alive=True, held=2, pod_uid="pod-0"))
+    found = seen(*made_for_another_database(1, alive=True, held=2, pods=("pod-0",)))
     assert actions(found, replicas=1, rollout=ONE_MISSING) == [drained(0), CreateReplica(1, Why.FIXED)]
 
 
@@ -480,7 +498,7 @@ def test_a_replica_that_crashes_is_no_capacity_and_another_one_is_made():
 
 
 def test_what_its_executor_holds_calls_for_another_one_before_the_database_knows_that_it_is_dead():
-    dead = ObservedExecutor(alive=True, held=2, pod_uid="pod-0")
+    dead = ObservedExecutor(alive=True, held=2, pods=("pod-0",))
     assert actions(seen(replica(0, Phase.CRASHING, executor=dead))) == [CreateReplica(1, Why.DEMAND)]
 
 

@@ -1,5 +1,6 @@
 """The phases of replicas, and the order of their removal."""
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -50,8 +51,18 @@ def test_one_that_crashes_may_be_lost_or_retired_all_the_same():
 
 
 def test_an_executor_drains_whoever_asked_it_to():
-    by_hand = ObservedExecutor(alive=True, draining=True)
+    by_hand = ObservedExecutor(alive=True, draining=True, pods=("pod-1",))
     assert replica(1, executor=by_hand).phase is Phase.DRAINING
+
+
+def test_one_whose_pod_ends_has_a_successor_that_starts_unless_the_operator_drains_it():
+    leaving = ObservedExecutor(alive=True, held=2, draining=True, pods=("old",))
+    evicted = replica(1, executor=leaving, pods=("old", "new"), terminating=("old",))
+    assert (evicted.phase, evicted.held, evicted.left) == (Phase.PENDING, 2, 2)
+    assert replace(evicted, pods=("old",)).phase is Phase.PENDING, "it will have one in a moment"
+    assert replace(evicted, unscheduled=True).phase is Phase.UNSCHEDULED
+    assert replace(evicted, terminating=()).phase is Phase.DRAINING
+    assert replace(evicted, executor=replace(leaving, retired_at=NOW)).phase is Phase.DRAINING
 
 
 def test_an_executor_that_was_retired_before_it_heard_of_it_drains():
@@ -129,5 +140,5 @@ def test_the_index_of_a_replica_of_which_only_ended_pods_are_remembered_is_free(
     assert next(free_indices([replica(0), replica(1, Phase.GOING, executor=None, **left)])) == 2, (
         "the database is silent"
     )
-    living = ObservedExecutor(alive=True, pod_uid="pod-1")
+    living = ObservedExecutor(alive=True, pods=("pod-1",))
     assert next(free_indices([replica(0), replica(1, Phase.GOING, executor=living, **left)])) == 2

@@ -61,7 +61,7 @@ class Made:
 class Living:
     """A registered executor: its jobs, as the remaining seconds of each."""
 
-    pod: str
+    replica: str
     held: list[int] = field(default_factory=list)
     draining: bool = False
     spare: bool = False
@@ -106,14 +106,14 @@ class World:
     def tick(self) -> None:
         """One second passes."""
         self.time += 1
-        for name, made in self.deployments.items():  # Recreate: no new pod while an old one is there
-            if made.replicas and not any(pod.replica == name for pod in self.pods.values()):
+        for name, made in self.deployments.items():  # a pod that terminates has a successor at once
+            if made.replicas and not any(pod.replica == name and not pod.terminating for pod in self.pods.values()):
                 self._start_pod(name)
         for pod in list(self.pods.values()):
             self._run_pod(pod)
         if self.database_is_up:
-            for replica, executor in list(self.living.items()):
-                self._run_executor(replica, executor)
+            for uid, executor in list(self.living.items()):
+                self._run_executor(uid, executor)
 
     def _start_pod(self, replica: str) -> None:
         uid = f"pod-{next(self._uids)}"
@@ -122,9 +122,8 @@ class World:
     def _run_pod(self, pod: Pod) -> None:
         if pod.node_is_silent:
             return
-        executor = self.living.get(pod.replica)
-        lives_here = executor is not None and executor.pod == pod.uid
-        if pod.terminating and lives_here and executor is not None:
+        executor = self.living.get(pod.uid)
+        if pod.terminating and executor is not None:
             executor.draining = True  # SIGTERM; it has all the time that its jobs need
         elif pod.terminating:
             self._remove_pod(pod)
@@ -133,29 +132,29 @@ class World:
             pod.waits_for += 1
         elif pod.starts_in > 0:
             pod.starts_in -= 1
-        elif self.database_is_up and (not lives_here or (executor is not None and executor.is_dead)):
+        elif self.database_is_up and (executor is None or executor.is_dead):
             self._register(pod)
 
     def _register(self, pod: Pod) -> None:
-        other = self.living.get(pod.replica)
-        if pod.replica in self.retired or (other is not None and other.pod != pod.uid):
+        others = [one for uid, one in self.living.items() if one.replica == pod.replica and uid != pod.uid]
+        if pod.replica in self.retired or not all(other.draining for other in others):
             return
-        if other is not None:
-            self._end(pod.replica)  # the same pod: its former process is certainly gone
-        self.living[pod.replica] = Living(pod.uid)
+        if pod.uid in self.living:
+            self._end(pod.uid)  # the same pod: its former process is certainly gone
+        self.living[pod.uid] = Living(pod.replica)
 
-    def _run_executor(self, replica: str, executor: Living) -> None:
+    def _run_executor(self, uid: str, executor: Living) -> None:
         if executor.is_dead:
             executor.silent_for += 1
             if executor.silent_for > LEASE:
-                self._end(replica)
+                self._end(uid)
             return
         executor.held = [left - 1 for left in executor.held]
         self.finished += executor.held.count(0)
         executor.held = [left for left in executor.held if left]
         if executor.draining and not executor.held:
-            self._end(replica)
-            self.pods[executor.pod].starts_in = START_UP  # its container starts again
+            self._end(uid)
+            self.pods[uid].starts_in = START_UP  # its container starts again
         elif not executor.draining and not (executor.spare and self._another_has_room()):
             free = self.pool.spec.pool_size - len(executor.held)
             executor.held += self.queue[:free]
@@ -167,8 +166,8 @@ class World:
             for one in self.living.values()
         )
 
-    def _end(self, replica: str) -> None:
-        self.queue[:0] = self.living.pop(replica).held
+    def _end(self, uid: str) -> None:
+        self.queue[:0] = self.living.pop(uid).held
 
     def _remove_pod(self, pod: Pod) -> None:
         del self.pods[pod.uid]
@@ -179,19 +178,23 @@ class World:
     def kill_process(self, pod: Pod) -> None:
         """kill -9: the container starts again in the same pod."""
         pod.starts_in = START_UP
-        if (executor := self.living.get(pod.replica)) and executor.pod == pod.uid:
+        if executor := self.living.get(pod.uid):
             executor.is_dead = True
+
+    def evict_pod(self, pod: Pod) -> None:
+        """The pod terminates, as when its node is drained."""
+        pod.terminating = True
 
     def delete_pod(self, pod: Pod) -> None:
         """The pod is gone at once, and its process with it."""
-        if (executor := self.living.get(pod.replica)) and executor.pod == pod.uid:
+        if executor := self.living.get(pod.uid):
             executor.is_dead = True
         self._remove_pod(pod)
 
     def silence_node(self, pod: Pod) -> None:
         """The pod's node becomes silent."""
         pod.node_is_silent = True
-        if (executor := self.living.get(pod.replica)) and executor.pod == pod.uid:
+        if executor := self.living.get(pod.uid):
             executor.is_dead = True
 
     def return_nodes(self) -> None:
@@ -206,7 +209,7 @@ class World:
         """The operator's observation of this moment."""
         names = {*self.deployments, *(pod.replica for pod in self.pods.values())}
         if self.database_is_up:
-            names |= {*self.living, *self.retired}
+            names |= {*(executor.replica for executor in self.living.values()), *self.retired}
         replicas = tuple(self._replica(name) for name in sorted(names))
         if not self.database_is_up:
             return ObservedPool(replicas, None, self.template, SILENT)
@@ -223,21 +226,24 @@ class World:
             lost=any(pod.node_is_silent for pod in pods),
             unscheduled=any(not pod.has_node and pod.waits_for > UNSCHEDULED_AFTER for pod in pods),
             pods=tuple(pod.uid for pod in pods),
+            terminating=tuple(pod.uid for pod in pods if pod.terminating),
             gone=tuple(self.gone.get(name, ())),
             executor=self._executor(name) if self.database_is_up else None,
         )
 
     def _executor(self, name: str) -> ObservedExecutor:
-        living, retired_at = self.living.get(name), self.retired.get(name)
-        if living is None:
-            return ObservedExecutor(retired_at=retired_at)
+        living = {uid: executor for uid, executor in self.living.items() if executor.replica == name}
+        drain = sum(len(executor.held) for executor in living.values() if executor.draining)
+        takes = [executor for executor in living.values() if not executor.draining]
+        assert len(takes) <= 1, "of the executors of an app-id one takes jobs"
         return ObservedExecutor(
-            alive=True,
-            held=len(living.held),
-            draining=living.draining,
-            spare=living.spare,
-            retired_at=retired_at,
-            pod_uid=living.pod,
+            alive=bool(living),
+            held=sum(len(executor.held) for executor in living.values()),
+            left=drain if takes else 0,
+            draining=bool(living) and not takes,
+            spare=any(executor.spare for executor in takes),
+            retired_at=self.retired.get(name),
+            pods=tuple(living),
         )
 
     def apply(self, action: Action) -> None:
@@ -259,22 +265,25 @@ class World:
             case AskDrain(replica, only_if_idle):
                 self._retire(replica, only_if_idle=only_if_idle)
             case MarkSpare(replica, spare):
-                if replica in self.living:
-                    self.living[replica].spare = spare
+                for executor in self._living(replica):
+                    executor.spare = spare and not executor.draining
             case ForgetReplica(replica, retired_at):
                 if self.retired.get(replica) == retired_at:
                     del self.retired[replica]
             case ReportGone(uid):
-                for replica in [replica for replica, executor in self.living.items() if executor.pod == uid]:
-                    self._end(replica)
+                if uid in self.living:
+                    self._end(uid)
 
     def _retire(self, replica: str, *, only_if_idle: bool) -> None:
-        executor = self.living.get(replica)
-        if executor is not None and executor.held and only_if_idle:
+        living = self._living(replica)
+        if only_if_idle and any(executor.held for executor in living):
             return
         self.retired.setdefault(replica, self.now)
-        if executor is not None:
+        for executor in living:
             executor.draining = True
+
+    def _living(self, replica: str) -> list[Living]:
+        return [executor for executor in self.living.values() if executor.replica == replica]
 
     def _delete(self, replica: str, uid: str, why: Why) -> None:
         made = self.deployments.get(replica)
@@ -282,7 +291,7 @@ class World:
             return
         if why is Why.RETIRED:
             assert replica in self.retired, "only what is retired is deleted"
-            assert replica not in self.living, "an executor that may be busy is never deleted"
+            assert not self._living(replica), "an executor that may be busy is never deleted"
         del self.deployments[replica]
         for pod in self.pods.values():
             pod.terminating |= pod.replica == replica

@@ -93,7 +93,8 @@ CREATE TABLE joex_private.executor (
     CHECK (left_at IS NULL OR asleep_since IS NULL)
 );
 
-CREATE UNIQUE INDEX executor_one_live_registration ON joex_private.executor (app_id) WHERE left_at IS NULL;
+CREATE UNIQUE INDEX executor_one_that_takes ON joex_private.executor (app_id) WHERE left_at IS NULL AND NOT draining;
+CREATE INDEX executor_living ON joex_private.executor (app_id) WHERE left_at IS NULL;
 CREATE INDEX executor_with_orphans ON joex_private.executor (id) WHERE orphans;
 -- (Each submission reads this index; an executor writes it when it falls asleep, or has filled its slots again.)
 CREATE INDEX executor_asleep ON joex_private.executor (spare, asleep_since DESC) WHERE asleep_since IS NOT NULL;

@@ -183,19 +183,21 @@ END $$;
 
 -- Register an executor. This replaces an earlier registration of the same app-id, and puts its jobs back, if that executor is certainly
 -- gone: it ran in the same pod; or it is p_gone (the caller saw that its process no longer exists); or the caller has observed silence
--- that makes it dead (p_ages, p_marks). If it may be alive, this changes nothing, and returns the other executor instead of an id. If the
--- app-id is retired (see retire), this changes nothing either. silent is for people; null if the row of the lease is missing. mark: the
--- caller's next mark. p_schema_version is the newest migration that the executor knows. (It has checked that at its start: a migration may
--- have locked it out since.)
+-- that makes it dead (p_ages, p_marks). If it may be alive, this changes nothing, and returns the other executor instead of an id; unless
+-- the other one drains, and is one of p_beside (the caller could not see that its process no longer exists): then both live until it has
+-- finished its runs. If the app-id is retired (see retire), this changes nothing either. silent is for people; null if the row of the lease
+-- is missing. mark: the caller's next mark. p_schema_version is the newest migration that the executor knows. (It has checked that at its
+-- start: a migration may have locked it out since.)
 CREATE OR REPLACE FUNCTION joex_private.register(
     p_app_id text, p_pod_uid text, p_host text, p_boot_id text, p_pid integer, p_process_start text, p_version text,
     p_queues text[], p_tasks text[], p_pool_size integer, p_http_address text, p_lease interval, p_locks boolean,
     p_most_losses integer, p_gone integer DEFAULT NULL, p_ages float8[] DEFAULT '{}', p_marks bigint[] DEFAULT '{}',
-    p_schema_version integer DEFAULT 1
+    p_schema_version integer DEFAULT 1, p_beside integer[] DEFAULT '{}'
 ) RETURNS TABLE (id integer, reclaimed bigint, other joex_private.executor, retired boolean, silent interval, mark bigint)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
+    v_id integer;
     v_certain boolean;
     v_silent record;
     v_min_reader integer;
@@ -216,8 +218,9 @@ BEGIN
         RETURN;
     END IF;
     PERFORM joex_private.serve_queue(q.name) FROM unnest(p_queues) q(name);
-    SELECT * INTO other FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
-    IF FOUND THEN
+    -- (Whether one drains never changes back, so one that must not take beside the new one is found here, or has not registered yet.)
+    FOR v_id IN SELECT e.id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL ORDER BY e.draining, e.id LOOP
+        SELECT * INTO other FROM joex_private.executor e WHERE e.id = v_id AND e.left_at IS NULL;
         v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
         SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex_private.silent(p_ages, p_marks) s WHERE s.id = other.id;
         IF v_certain OR v_silent.is_hung
@@ -226,16 +229,17 @@ BEGIN
             SELECT * INTO other FROM joex_private.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
             PERFORM FROM joex_private.lease l WHERE l.executor_id = other.id AND (v_certain OR l.beat = v_silent.beat) FOR UPDATE;
             IF other.id IS NOT NULL AND (FOUND OR v_certain OR v_silent.beat IS NULL) THEN
-                reclaimed := joex_private.end_executor(other.id, 'replaced', p_most_losses);
+                reclaimed := reclaimed + joex_private.end_executor(other.id, 'replaced', p_most_losses);
                 other := NULL;
             END IF;
         END IF;
-        IF other.id IS NOT NULL THEN
+        IF other.id IS NOT NULL AND NOT (other.draining AND other.id = ANY (p_beside)) THEN
             silent := clock_timestamp() - (SELECT l.heartbeat_at FROM joex_private.lease l WHERE l.executor_id = other.id);
             RETURN NEXT;
             RETURN;
         END IF;
-    END IF;
+    END LOOP;
+    other := NULL;
     -- By chance, not from a sequence: where asynchronous replication has lost the registration of an executor that is still at work, a
     -- promoted standby would give its id to another one, and each would give back the jobs of the other.
     LOOP

@@ -2,33 +2,27 @@
 
 -- Retire an app-id: until an operator forgets it, no executor registers under it, or takes a job. When this has committed, no take under
 -- it is under way. Returns draining (an executor is alive under it; it finishes its runs, and leaves), retired (no executor is alive under
--- it), or busy (p_only_if_idle, and its executor holds a job: nothing has changed).
+-- it), or busy (p_only_if_idle, and an executor of this app-id holds a job: nothing has changed).
 CREATE OR REPLACE FUNCTION joex_private.retire(p_app_id text, p_only_if_idle boolean) RETURNS text
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
-    v_id integer;
+    v_ids integer[];
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.retire');
     -- Against a registration under this app-id: it comes before all of this, or finds the app-id retired.
     PERFORM joex_private.lock_app_id(p_app_id);
-    SELECT e.id INTO v_id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL;
-    IF FOUND THEN
-        -- Against a take (see hand_out): it comes before all of this, and its jobs are counted, or finds that the executor drains.
-        PERFORM FROM joex_private.executor e WHERE e.id = v_id FOR NO KEY UPDATE;
-        IF p_only_if_idle
-           AND EXISTS (SELECT FROM joex_private.held_by(v_id)) THEN
-            RETURN 'busy';
-        END IF;
-        UPDATE joex_private.executor e SET draining = true WHERE e.id = v_id AND e.left_at IS NULL;
-        IF NOT FOUND THEN
-            v_id := NULL;
-        ELSE
-            PERFORM joex_private.notify_executor(v_id);
-        END IF;
+    -- Against a take (see hand_out): it comes before all of this, and its jobs are counted, or finds that the executor drains.
+    PERFORM FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL ORDER BY e.id FOR NO KEY UPDATE;
+    v_ids := ARRAY(SELECT e.id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL);
+    IF p_only_if_idle
+       AND EXISTS (SELECT FROM unnest(v_ids) x(id) CROSS JOIN LATERAL joex_private.held_by(x.id)) THEN
+        RETURN 'busy';
     END IF;
+    UPDATE joex_private.executor e SET draining = true WHERE e.id = ANY (v_ids);
+    PERFORM joex_private.notify_executor(x.id) FROM unnest(v_ids) x(id);
     INSERT INTO joex_private.retired (app_id) VALUES (p_app_id) ON CONFLICT DO NOTHING;     -- (the first time counts)
     PERFORM joex_private.notify_operators(p_app_id);
-    RETURN CASE WHEN v_id IS NULL THEN 'retired' ELSE 'draining' END;
+    RETURN CASE WHEN v_ids = '{}' THEN 'retired' ELSE 'draining' END;
 END $$;
 
 -- Forget that an app-id was retired at this time: a new executor may register under it.
@@ -46,7 +40,8 @@ DECLARE
     v_queues text[];
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.mark_spare');
-    UPDATE joex_private.executor e SET spare = p_spare WHERE e.app_id = p_app_id AND e.left_at IS NULL AND e.spare <> p_spare
+    UPDATE joex_private.executor e SET spare = p_spare WHERE e.app_id = p_app_id AND e.left_at IS NULL AND NOT e.draining
+        AND e.spare <> p_spare
     RETURNING e.queues INTO v_queues;
     IF FOUND THEN   -- (for what it has left to an executor that is gone since, or what it was woken for before it was marked)
         PERFORM joex_private.wake(q.name, 2) FROM unnest(v_queues) q(name) WHERE joex_private.has_runnable(q.name);
@@ -63,8 +58,9 @@ BEGIN
             FROM joex_private.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL);
 END $$;
 
--- The executors whose app-id begins with p_prefix, living or retired: a row for each app-id. An executor that takes nothing beside a
--- suspect counts as full (held).
+-- The executors whose app-id begins with p_prefix, living or retired: a row for each living executor (of an app-id, one that takes jobs,
+-- and any number that drain), and for each retired app-id without one. An executor that takes nothing beside a suspect counts as full
+-- (held).
 CREATE OR REPLACE FUNCTION joex_private.replicas(p_prefix text)
 RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, spare boolean, retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
