@@ -29,6 +29,7 @@ from joex.store.database import connect
 from tests.support.cluster import build
 from tests.support.cluster.api import Api
 from tests.support.cluster.control_plane import ControlPlane, Timing
+from tests.support.cluster.objects import FOR_POOLS
 from tests.support.cluster.processes import Guard
 from tests.support.cluster.system import OperatorProcess
 
@@ -85,7 +86,8 @@ async def _stage(server_url: str) -> AsyncIterator[_Stage]:
             for path in sorted((_ROOT / "crds").glob("*.yaml")):
                 await api.apply(yaml.safe_load(path.read_text()))
             await api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
-            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": _SECRET}, "stringData": {"url": url}}
+            metadata = {"name": _SECRET, "labels": FOR_POOLS}
+            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"url": url}}
             await api.create(secret, _NAMESPACE)
             connection = await connect(url)
             yield _Stage(control_plane, api, url, client, connection)

@@ -247,7 +247,8 @@ async def test_an_operator_of_all_namespaces_runs_pools_in_others_than_its_own(
     elsewhere = await namespaces.make(RESTRICTED)
     for kind, name in (("secrets", SECRET), ("configmaps", APP)):  # what its pods read
         found = await api.get(kind, name, release.namespace)
-        await api.apply({**found, "metadata": {"name": name, "namespace": elsewhere}})
+        labels = found["metadata"].get("labels", {})
+        await api.apply({**found, "metadata": {"name": name, "namespace": elsewhere, "labels": labels}})
     await release.install({**own_database(system.manifest("first")), "watchNamespaces": ["*"]})
     await release.until_operator()
     there = system.manifest("elsewhere", queues=["elsewhere"], scaling={"minReplicas": 0, "maxReplicas": 1})

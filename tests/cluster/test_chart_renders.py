@@ -31,8 +31,11 @@ DEFAULT = {
     ("Service", "joex-postgresql"),
     ("Secret", "joex-postgresql"),
     ("Pod", "joex-test"),
+    ("ValidatingAdmissionPolicy", "prod.joex-operator"),
+    ("ValidatingAdmissionPolicyBinding", "prod.joex-operator"),
 }
 TRIAL = {("Deployment", "joex-postgresql"), ("Service", "joex-postgresql"), ("Secret", "joex-postgresql")}
+POLICY = {(f"ValidatingAdmissionPolicy{part}", "prod.joex-operator") for part in ("", "Binding")}
 POOL = {("ConfigMap", "joex-pools"), ("Pod", "joex-test")}
 CLUSTER_WIDE = {("ClusterRole", "prod:joex-operator"), ("ClusterRoleBinding", "prod:joex-operator")}
 CONSOLE = {("Deployment", "joex-console"), ("Service", "joex-console")}
@@ -41,6 +44,7 @@ SWITCHES: dict[str, tuple[set[Key], set[Key]]] = {
     # values: what they add, what they take away
     "enabled=true": (set(), set()),  # as the dependency of another chart
     "crds.install=false": (set(), {("CustomResourceDefinition", name) for name in CRDS}),
+    "admissionPolicy.enabled=false": (set(), POLICY),
     "pool.enabled=false": (set(), POOL),
     "pool.spec.app=shop.tasks:app": (set(), {("Pod", "joex-test")}),
     "database.existingSecret=shop": (set(), TRIAL),
@@ -58,13 +62,15 @@ SWITCHES: dict[str, tuple[set[Key], set[Key]]] = {
     "metrics.prometheusRule.enabled=true": ({("PrometheusRule", "joex")}, set()),
     "metrics.grafanaDashboard.enabled=true": ({("ConfigMap", "joex-dashboard")}, set()),
     "networkPolicy.enabled=true": (
-        {("NetworkPolicy", "joex-operator"), ("NetworkPolicy", "joex-postgresql")},
+        {("NetworkPolicy", name) for name in ("joex-operator", "joex-postgresql", "prod.joex-executors")},
         set(),
     ),
     "console.enabled=true": (CONSOLE, set()),
     "console.enabled=true database.existingSecret=shop pool.enabled=false": (CONSOLE, TRIAL | POOL),
     "console.enabled=true networkPolicy.enabled=true": (
-        CONSOLE | {("NetworkPolicy", f"joex-{part}") for part in ("operator", "postgresql", "console")},
+        CONSOLE
+        | {("NetworkPolicy", f"joex-{part}") for part in ("operator", "postgresql", "console")}
+        | {("NetworkPolicy", "prod.joex-executors")},
         set(),
     ),
 }
@@ -74,6 +80,7 @@ EVERYTHING = [
     *("operator.extraEnv[0].name=A", "operator.extraEnv[0].value=b", "operator.tolerations[0].operator=Exists"),
     *("operator.extraVolumes[0].name=ca", "operator.extraVolumes[0].configMap.name=db-ca"),
     *("operator.extraVolumeMounts[0].name=ca", "operator.extraVolumeMounts[0].mountPath=/etc/joex/ca"),
+    "networkPolicy.executorsFrom[0].podSelector.matchLabels.app=prometheus",
     *("operator.priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry"),
     *("postgresql.persistence.enabled=true", "postgresql.persistence.storageClass=fast"),
     *(
@@ -321,6 +328,33 @@ async def test_the_monitors_find_the_operator_and_all_executors(helm: Helm) -> N
     assert of_scheme["targetLabel"] == "__scheme__"
     everywhere = await render(helm, "metrics.serviceMonitor.enabled=true", "watchNamespaces={*}")
     assert everywhere["PodMonitor", "joex-executors"]["spec"]["namespaceSelector"] == {"any": True}
+
+
+async def test_other_pods_reach_no_port_of_an_executor_but_its_http(helm: Helm) -> None:
+    peer = "networkPolicy.executorsFrom[0].podSelector.matchLabels.app=prometheus"
+    rendered = await render(helm, "networkPolicy.enabled=true", peer)
+    executor = replica_deployment(_pool(rendered), 0, "joex", "prod.1")["spec"]["template"]
+    spec = rendered["NetworkPolicy", "prod.joex-executors"]["spec"]
+    [wanted] = spec["podSelector"]["matchExpressions"]
+    assert (wanted["key"], wanted["operator"]) == (selector("any").partition("=")[0], "Exists")
+    assert wanted["key"] in executor["metadata"]["labels"]
+    [port] = executor["spec"]["containers"][0]["ports"]
+    assert spec["ingress"] == [
+        {
+            "ports": [{"port": port["name"], "protocol": "TCP"}],
+            "from": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+        }
+    ]
+
+
+async def test_each_watched_namespace_has_a_network_policy_for_its_executors(helm: Helm) -> None:
+    async def places(*values: str) -> list[str]:
+        text = await manifests(helm, "networkPolicy.enabled=true", "pool.enabled=false", *values)
+        found = [one["metadata"] for one in yaml.safe_load_all(text) if one and one["kind"] == "NetworkPolicy"]
+        return [one["namespace"] for one in found if one["name"] == "prod.joex-executors"]
+
+    assert await places("watchNamespaces={a,b}") == ["a", "b"]
+    assert await places("watchNamespaces={*}") == ["prod"]
 
 
 async def test_rules_and_dashboard_come_whole_out_of_their_files(helm: Helm) -> None:

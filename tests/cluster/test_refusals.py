@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster.connection import ApiError, Object
+from tests.support.cluster.objects import FOR_POOLS
 from tests.support.cluster.system import System, condition
 from tests.support.postgres import TestServer
 
@@ -139,10 +140,13 @@ async def test_a_pool_with_the_wrong_secret_says_what_is_wrong_and_goes_on_when_
         }
         reasons = dict.fromkeys(urls, "ConnectionRefused")
         reasons |= {"missing": "SecretMissing", "nokey": "SecretKeyMissing", "nourl": "InvalidURL"}
+        reasons["notallowed"] = "SecretNotAllowed"
         named = {"missing": "'missing'", "nokey": "'url'", "nourl": "'url'", "password": "guarded"}
+        named["notallowed"] = "label secret notallowed joex.dev/pools=allowed"
         named |= {"nodatabase": "not_there"}
         for name, url in urls.items():
-            await (system.set_url(url, name) if url else set_other_key(system, name))
+            await (system.set_url(url, name) if url else set_other_key(system, name, FOR_POOLS))
+        await set_other_key(system, "notallowed", {})
         system.operator()
         for name in reasons:
             await system.pool(name, database={"secretName": name}, queues=[name])
@@ -160,9 +164,9 @@ async def test_a_pool_with_the_wrong_secret_says_what_is_wrong_and_goes_on_when_
         assert await system.effects.all_finished(jobs) == {"success": len(reasons)}
 
 
-async def set_other_key(system: System, name: str) -> None:
+async def set_other_key(system: System, name: str, labels: dict[str, str]) -> None:
     data = {"other": base64.b64encode(system.url.encode()).decode()}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "labels": labels}, "data": data}
     await system.api.apply(secret, system.namespace)
 
 

@@ -39,6 +39,7 @@ async def test_the_readmes_commands_give_pools_that_run_jobs(story: Story) -> No
     with story.timed("helm test"):
         assert "Succeeded" in story.documented("helm test joex")
     story.documented("kubectl create secret generic joex-db")
+    story.documented("kubectl label secret joex-db")
     story.documented("kubectl apply -f examples/joexpool.yaml")
     await story.until_pool("documents", lambda pool: pool["status"].get("observedGeneration"), "default")
     story.sh("kubectl wait --for=condition=DatabaseReachable joexpool/documents --timeout=60s")
@@ -266,6 +267,8 @@ async def test_a_wrong_secret_is_named_and_its_mend_is_noticed(story: Story) -> 
     secret = await story.api.get("secrets", "joex-db", JOBS)
     made = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mistyped"}, "data": secret["data"]}
     await story.api.apply(made, JOBS)
+    await story.until_pool("secret", says("SecretNotAllowed", "DatabaseReachable"))
+    story.sh(f"kubectl --namespace {JOBS} label secret mistyped joex.dev/pools=allowed")
     [job] = await story.finished(await story.submit("shop.hold", "secret", seconds=0.1))
     assert job["now"] == "success"
     await story.drop("secret")

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from joex_operator.api.names import ALLOWED
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,6 +26,8 @@ def test_the_files_of_a_pages_commands_are_there(page: str) -> None:
 def test_the_secret_of_the_example_pool_is_the_one_that_the_page_makes() -> None:
     pool = yaml.safe_load((ROOT / "examples" / "joexpool.yaml").read_text())
     for page in ("README.md", "docs/learn/cluster.md"):
-        assert f"kubectl create secret generic {pool['spec']['database']['secretName']} " in (ROOT / page).read_text()
+        name, text = pool["spec"]["database"]["secretName"], (ROOT / page).read_text()
+        assert f"$ kubectl create secret generic {name} " in text
+        assert f"$ kubectl label secret {name} {'='.join(ALLOWED)}\n" in text
     trial = (ROOT / "charts" / "joex" / "templates" / "postgresql.yaml").read_text()
     assert re.search(r"^  url: ", trial, re.MULTILINE)

@@ -23,6 +23,11 @@
 {{ .Release.Namespace }}:{{ include "joex.operator" . }}
 {{- end -}}
 
+{{/* As above, of a kind whose names have no colon. No namespace has a dot. */}}
+{{- define "joex.policy" -}}
+{{ .Release.Namespace }}.{{ include "joex.operator" . }}
+{{- end -}}
+
 {{- define "joex.serviceAccount" -}}
 {{ default (include "joex.operator" .) .Values.serviceAccount.name }}
 {{- end -}}

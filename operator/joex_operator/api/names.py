@@ -18,6 +18,8 @@ TEMPLATE_ANNOTATION = f"{GROUP}/template-hash"
 DATABASE_ANNOTATION = f"{GROUP}/database"
 SCHEME_ANNOTATION = f"{GROUP}/scheme"
 """Of pods that serve HTTPS, for Prometheus."""
+ALLOWED = f"{GROUP}/pools", "allowed"
+"""The label by which the owner of a secret lets pools use it."""
 FIELD_MANAGER = "joex-operator"
 
 LONGEST_POOL = 40

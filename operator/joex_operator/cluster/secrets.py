@@ -8,9 +8,11 @@ import hashlib
 import time
 
 from joex.core.url import check_database_url
+from joex_operator.api.names import ALLOWED
 from joex_operator.api.objects import Pool
 from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, path_of
 from joex_operator.control.fleet import UrlUnknown
+from joex_operator.decide.plan import NOT_ALLOWED
 from joex_operator.metrics import database_name
 
 _KEPT_FOR = 300.0
@@ -29,7 +31,8 @@ class Secrets:
         """The URL of a pool's database.
 
         Raises:
-            UrlUnknown: the secret or its key is missing, or its value is no URL.
+            UrlUnknown: the secret or its key is missing, the secret does not allow pools to use it, or its value is
+                no URL.
         """
         ref = pool.spec.database
         field = f"spec.database: secret {ref.secret_name!r}"
@@ -95,6 +98,14 @@ class Secrets:
         if time.monotonic() < until:
             return data
         secret = await self._api.get(path_of(namespace, "secrets", name))
+        label, value = ALLOWED
+        if (secret["metadata"].get("labels") or {}).get(label) != value:
+            # Before anything else about the secret, because the author of a pool may not be one who may read it.
+            raise UrlUnknown(
+                NOT_ALLOWED,
+                f"spec.database: secret {name!r} is not for pools. To allow it: "
+                f"kubectl --namespace {namespace} label secret {name} {label}={value}",
+            )
         data = secret.get("data") or {}
         self._known[namespace, name] = (time.monotonic() + _KEPT_FOR, data)
         return data

@@ -47,6 +47,10 @@ _PATIENCE = timedelta(minutes=1)
 _SOONEST = 0.05
 
 
+NOT_ALLOWED = "SecretNotAllowed"
+"""The reason of the problem that the secret with the URL does not allow pools to use it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseProblem:
     """Why the database can't be used: a reason of one word, and a message for people."""
@@ -235,8 +239,11 @@ def _elsewhere(observed: ObservedPool) -> list[AskDrain]:
 def _created(observed: ObservedPool, sizing: Sizing, asked: Sequence[AskDrain], surge: int) -> list[CreateReplica]:
     """Create what is missing, up to the maximum, for which a replica that crashes counts; and replacements beyond it.
 
-    None, while no node has room for one of this template: another one would wait beside it.
+    None, while no node has room for one of this template: another one would wait beside it. And none that would get the
+    URL of a secret that is not for pools.
     """
+    if observed.database_problem is not None and observed.database_problem.reason == NOT_ALLOWED:
+        return []
     leaving = {action.replica for action in asked}
     staying = [replica for replica in asked_for(observed.replicas) if replica.name not in leaving]
     present = [replica for replica in staying if replica.template == observed.template]

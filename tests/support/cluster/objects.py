@@ -5,6 +5,9 @@ from typing import Any
 
 from tests.support.cluster.connection import Object
 
+FOR_POOLS = {"joex.dev/pools": "allowed"}
+"""The label of a secret that pools may use."""
+
 STATE = {"name": "state", "emptyDir": {}}
 AT_STATE = {"name": "state", "mountPath": "/state"}
 IS_UP = {"exec": {"command": ["test", "-e", "/state/up"]}, "periodSeconds": 1, "failureThreshold": 1}

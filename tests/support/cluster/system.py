@@ -19,6 +19,7 @@ from joex import Client
 from tests.support.apps import EFFECTS_URL, Effects
 from tests.support.cluster.api import Api
 from tests.support.cluster.connection import Object
+from tests.support.cluster.objects import FOR_POOLS
 from tests.support.cluster.providers import Cluster
 from tests.support.processes import Process
 from tests.support.waiting import PATIENCE, eventually
@@ -108,7 +109,8 @@ class System:
 
     async def set_url(self, url: str, secret: str = SECRET) -> None:
         """Store a database URL in a secret."""
-        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret}, "stringData": {"url": url}}
+        metadata = {"name": secret, "labels": FOR_POOLS}
+        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"url": url}}
         await self.api.apply(manifest, self.namespace)
 
     def operator(self, name: str = "operator", **settings: Any) -> OperatorProcess:

@@ -16,6 +16,7 @@ import asyncpg
 
 from tests.support.cluster.api import Api
 from tests.support.cluster.connection import Object
+from tests.support.cluster.objects import FOR_POOLS
 from tests.support.node.images import SHOPS
 from tests.support.node.node import ROOT, Node
 from tests.support.pages import DOCS, Command, File, console, steps
@@ -148,7 +149,8 @@ class Story:
 
     async def secret(self, name: str, url: str) -> None:
         """Store a database URL in a secret of the pools' namespace."""
-        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"url": url}}
+        metadata = {"name": name, "labels": FOR_POOLS}
+        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"url": url}}
         await self.api.apply(manifest, JOBS)
 
     async def sql(self, statement: str) -> None:

@@ -17,7 +17,7 @@ from joex_operator.decide.actions import (
     Why,
 )
 from joex_operator.decide.history import History
-from joex_operator.decide.plan import decide
+from joex_operator.decide.plan import DatabaseProblem, decide
 from joex_operator.decide.replicas import ObservedExecutor, Phase, Replica
 from joex_operator.decide.scaling import Demand
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, replica, replicas, seen
@@ -568,6 +568,16 @@ def test_while_the_database_is_silent_nothing_is_drained_or_deleted():
 
 def test_while_the_database_is_silent_a_fixed_number_is_still_made():
     assert created(actions(seen(replica(0, Phase.UNKNOWN), runnable=None), replicas=2)) == [1]
+
+
+def test_a_secret_that_does_not_allow_pools_comes_to_no_new_executor_and_no_old_one_ends():
+    problem = DatabaseProblem("SecretNotAllowed", "why")
+    found = replace(seen(replica(0, Phase.UNKNOWN), runnable=None), database_problem=problem)
+    fallback = {"minReplicas": 2, "maxReplicas": 9, "fallback": {"replicas": 5, "after": "1s"}}
+    silent = History(unknown_since=NOW.timestamp() - 10)
+    for spec in ({"replicas": 2}, {"scaling": fallback}):
+        assert list(decided(found, silent, **spec).actions) == []
+        assert created(decided(replace(found, database_problem=None), silent, **spec).actions)
 
 
 def test_the_memory_of_the_silence_is_stored():

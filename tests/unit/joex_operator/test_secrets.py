@@ -17,10 +17,12 @@ class Api:
 
     def __init__(self) -> None:
         self.data: dict[str, str] = {}
+        self.labels: dict[str, str] | None = {"joex.dev/pools": "allowed"}
 
     async def get(self, path: str, **_: str) -> dict[str, Any]:
         assert path == "/api/v1/namespaces/prod/secrets/joex-db"
-        return {"data": {key: base64.b64encode(value.encode()).decode() for key, value in self.data.items()}}
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in self.data.items()}
+        return {"metadata": {} if self.labels is None else {"labels": self.labels}, "data": data}
 
 
 def secrets_of(api: Any) -> Secrets:
@@ -76,3 +78,28 @@ async def test_a_note_names_the_database_of_the_digest_though_another_pool_has_r
     await secrets.database_url(another)
     assert secrets.digest(pool()) != before
     assert secrets.database(pool()) == "new/shop"
+
+
+@pytest.mark.parametrize("labels", [None, {}, {"joex.dev/pools": "true"}, {"joex.dev/pool": "allowed"}])
+async def test_the_operator_uses_no_secret_whose_owner_has_not_allowed_it(labels: dict[str, str] | None) -> None:
+    api = Api()
+    api.data, api.labels = {"url": "postgresql://app:one@db/shop"}, labels
+    secrets = secrets_of(api)
+    with pytest.raises(UrlUnknown) as refused:
+        await secrets.database_url(pool())
+    assert refused.value.reason == "SecretNotAllowed"
+    assert "kubectl --namespace prod label secret joex-db joex.dev/pools=allowed" in str(refused.value)
+    assert secrets.digest(pool()) == ""
+    api.labels = {"joex.dev/pools": "allowed"}
+    assert await secrets.database_url(pool()) == "postgresql://app:one@db/shop"  # the next reconcile asks again
+
+
+async def test_a_secret_that_does_not_allow_pools_tells_their_authors_nothing_of_its_keys() -> None:
+    api = Api()
+    api.labels = {}
+    answers = set()
+    for api.data in ({}, {"url": "mysql://hidden"}, {"url": "postgresql://app:one@db/shop"}):
+        with pytest.raises(UrlUnknown) as refused:
+            await secrets_of(api).database_url(pool())
+        answers.add((refused.value.reason, str(refused.value)))
+    assert len(answers) == 1

@@ -64,7 +64,14 @@ READY = [
     (seen(replica(0, Phase.UNKNOWN), runnable=None), {}, "Unknown", "DatabaseUnreachable"),
     *(
         (replace(seen(runnable=None), database_problem=DatabaseProblem(reason, "why")), {}, "Unknown", reason)
-        for reason in ("SecretMissing", "SchemaMissing", "SchemaTooOld", "SchemaTooNew", "MigrationLocksOut")
+        for reason in (
+            "SecretMissing",
+            "SecretNotAllowed",
+            "SchemaMissing",
+            "SchemaTooOld",
+            "SchemaTooNew",
+            "MigrationLocksOut",
+        )
     ),
 ]
 
