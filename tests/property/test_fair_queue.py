@@ -1,4 +1,4 @@
-"""The fair queue of the simulator takes what core/fairness.py specifies, in any situation."""
+"""The fair queue takes what core/fairness.py specifies, in any situation."""
 
 from bisect import insort
 from copy import deepcopy
@@ -6,9 +6,9 @@ from copy import deepcopy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from joex.core.fair_queue import FairQueue, Lane
 from joex.core.fairness import Cursor, Group, take
 from joex.core.priority_turns import CountingScheme
-from joex_operator.simulate.fair_queue import FairQueue, Lane
 from tests.support.soak import examples
 
 PLACES = st.integers(0, 12)

@@ -1,8 +1,8 @@
 """The choice of the next job: the executable specification of ``store/sql/30_take.sql``.
 
 This code is short and slow on purpose: one job at a time, over all groups. The statement in the database takes a whole
-batch in a few index probes, and the simulator's `joex_operator.simulate.fair_queue` takes a job in the logarithm of the
-groups; property tests hold both to this.
+batch in a few index probes, and `joex.core.fair_queue`, for the simulator, takes a job in the logarithm of the groups;
+property tests hold both to this.
 """
 
 from __future__ import annotations

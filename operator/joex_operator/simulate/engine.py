@@ -12,11 +12,11 @@ from heapq import nlargest
 from itertools import count
 from math import inf
 
+from joex.core.fair_queue import FairQueue, Lane
 from joex.core.job import State
 from joex_operator.api.objects import Pool
 from joex_operator.decide.growth_watch import REST
 from joex_operator.simulate.clock import Clock, Timing
-from joex_operator.simulate.fair_queue import FairQueue, Lane
 from joex_operator.simulate.jobs import Jobs
 from joex_operator.simulate.pool import SimulatedExecutor, SimulatedPool, fair_queues
 from joex_operator.simulate.totals import ShareTotals, Totals

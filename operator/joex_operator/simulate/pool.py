@@ -10,6 +10,7 @@ from math import inf
 from operator import attrgetter
 
 from joex.core import outcome
+from joex.core.fair_queue import FairQueue
 from joex.core.fairness import Cursor, Group
 from joex.core.job import State
 from joex.core.outcome import Ending, Outcome, Verdict
@@ -20,7 +21,6 @@ from joex_operator.decide.history import History
 from joex_operator.decide.plan import ObservedPool, decide
 from joex_operator.decide.replicas import ObservedExecutor, Replica
 from joex_operator.decide.scaling import Demand, Load, can_grow, most_counted, size
-from joex_operator.simulate.fair_queue import FairQueue
 from joex_operator.simulate.jobs import Jobs, SimulatedJob
 from joex_operator.simulate.totals import Sizes
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from joex.core.fair_queue import runnable
 from joex.core.fairness import Group
 from joex.core.job import State
-from joex_operator.simulate.fair_queue import runnable
 
 
 @dataclass(slots=True)

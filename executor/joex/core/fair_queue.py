@@ -1,8 +1,8 @@
 """A queue whose takes cost the logarithm of the number of its groups.
 
-`joex.core.fairness.take` specifies which job is next, and property tests hold this implementation to it. Each level has
-a sorted list of the groups with runnable work, and bisection finds the next group after the cursor. (An insertion moves
-the rest of the list: for ten thousand groups in less than a microsecond.)
+The simulator takes jobs from it. `joex.core.fairness.take` specifies which job is next, and property tests hold this
+implementation to it. Each level has a sorted list of the groups with runnable work, and bisection finds the next group
+after the cursor. (An insertion moves the rest of the list: for ten thousand groups in less than a microsecond.)
 """
 
 from __future__ import annotations
