@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from joex.core.job import State
-from joex.core.outcome import Ending, Outcome, Verdict, decide
+from joex.core.outcome import Ending, Interruption, Outcome, Verdict, decide, written
 
 SECOND = timedelta(seconds=1)
 
@@ -67,3 +67,49 @@ def test_a_run_that_is_given_back_waits_again_whatever_it_failed_before():
 def test_every_ending_has_a_verdict_and_only_a_stuck_job_has_a_delay(ending):
     found = verdict(ending)
     assert (found.delay is not None) == (found.state is State.STUCK)
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_a_run_whose_own_transaction_has_committed_is_a_success_whatever_its_code_did_then(ending):
+    outcome = Outcome(ending, "boom")
+    assert decide(outcome, failures=9, retries=0, first_delay=SECOND, has_committed=True) == Verdict(State.SUCCESS)
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_a_run_that_knew_of_a_cancel_request_is_cancelled_however_it_ends(ending):
+    assert Outcome(ending, "boom").interrupted(Interruption.CANCEL) == Outcome(Ending.CANCELLED)
+
+
+@pytest.mark.parametrize("why", [Interruption.GIVE_BACK, Interruption.LOST])
+def test_a_run_that_another_executor_is_to_repeat_counts_only_if_it_has_ended_by_itself(why):
+    assert Outcome(Ending.CANCELLED, "asked to end").interrupted(why) == Outcome(Ending.GIVEN_BACK)
+    for ended in (Outcome(Ending.RETURNED), Outcome(Ending.RAISED, "boom"), Outcome(Ending.FAILED, "no such page")):
+        assert ended.interrupted(why) == ended
+
+
+def test_a_run_that_cancels_itself_is_cancelled():
+    assert Outcome(Ending.CANCELLED, "enough").interrupted(None) == Outcome(Ending.CANCELLED, "enough")
+
+
+SUCCESS, TOO_LARGE = Verdict(State.SUCCESS), Verdict(State.FAILED, None, "too large")
+BOOM = Verdict(State.STUCK, SECOND, "boom")
+
+
+@pytest.mark.parametrize(
+    ("sent", "said", "answer", "found", "is_written"),
+    [
+        (BOOM, BOOM, None, None, BOOM),
+        (BOOM, BOOM, "canceled", None, Verdict(State.CANCELLED)),
+        (BOOM, BOOM, "resubmitted", None, Verdict(State.WAITING)),
+        # An earlier statement has ended the job, and its answer got lost.
+        (BOOM, BOOM, "already", ("stuck", "boom"), BOOM),
+        (TOO_LARGE, SUCCESS, "already", ("failed", "too large"), TOO_LARGE),
+        (TOO_LARGE, SUCCESS, "already", ("success", None), SUCCESS),
+        (TOO_LARGE, SUCCESS, "already", ("success", "of an earlier run"), SUCCESS),
+        (TOO_LARGE, SUCCESS, "already", ("cancelled", None), Verdict(State.CANCELLED)),
+        (SUCCESS, SUCCESS, "already", ("waiting", None), Verdict(State.WAITING)),
+        (TOO_LARGE, SUCCESS, "already", None, SUCCESS),
+    ],
+)
+def test_what_is_written_is_told_from_the_answer_of_the_database(sent, said, answer, found, is_written):
+    assert written(sent, said, answer, found) == is_written

@@ -11,10 +11,11 @@ import pytest
 import joex
 from joex.core.events import RunStarted
 from joex.core.job import TakenJob
+from joex.core.outcome import Interruption
 from joex.errors import JoexError
 from joex.runtime import runner
 from joex.runtime.finisher import End
-from joex.runtime.run import Defaults, Interruption
+from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
 from tests.support.waiting import eventually
 

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from joex.core.events import Emit, RunEnded, RunNotWritten, WorkerConflict
 from joex.core.job import State, TakenJob
-from joex.core.outcome import Verdict
+from joex.core.outcome import Verdict, written
 from joex.errors import JoexError
 from joex.runtime.bulk import TooSlow, moved
 from joex.runtime.job_log_writer import JobLogWriter
@@ -42,10 +42,6 @@ _LARGE = 250_000  # bytes; a larger end is written apart
 _ROW_BYTES = 500  # the overhead of an end
 _BLAMED = 10_000  # bytes: a smaller end does not make its statement slow
 _LONGEST_REASON = 2000
-
-
-# What has become of a job that did not end as its run said.
-_OTHERWISE = {"canceled": Verdict(State.CANCELLED), "resubmitted": Verdict(State.WAITING)}
 
 
 class End(EndedRun):
@@ -275,13 +271,10 @@ class Finisher:
         unusual = {id(row): answer for row, answer in answers}
         # The answer to a statement got lost, or came too late: report what the statement has written.
         unheard = [end for end in ends if unusual.get(id(end)) == "already" and not end.has_committed]
-        if unheard:
-            written = await runs.ended_as(connection, unheard)
-            for end in unheard:
-                unusual[id(end)] = _heard_late(end, written.get(end.id))
-        self._written([end.job for end in ends if self._settle(end, unusual.get(id(end), "ok"))])
+        found = await runs.ended_as(connection, unheard) if unheard else {}
+        self._written([end.job for end in ends if self._settle(end, unusual.get(id(end)), found.get(end.id))])
 
-    def _settle(self, end: End, answer: str) -> bool:
+    def _settle(self, end: End, answer: str | None, found: tuple[str, str | None] | None) -> bool:
         """Report a written end; False: it is not written."""
         end.is_settled = True  # (not retried, even if the rest of its batch is)
         if answer == "locked":
@@ -292,9 +285,9 @@ class Finisher:
         if answer == "worker_conflict" and not end.has_committed:  # (else the job has been resubmitted since)
             self._emit(WorkerConflict(end.job.id, end.job.task))
         else:
-            verdict = _OTHERWISE.get(answer, end.verdict)
+            verdict = written(end.verdict, end.said, answer, found)
             self._emit(RunEnded(end.job, verdict, end.age))
-            if answer == "canceled" and end.verdict.state is not State.CANCELLED:
+            if verdict.state is State.CANCELLED and end.said.state is not State.CANCELLED:
                 self._canceled(end.job)
         return True
 
@@ -318,13 +311,3 @@ async def _halved(
                 await _halved(part, write, refused)
         else:
             refused(rows[0], error)
-
-
-def _heard_late(end: End, written: tuple[str, str | None] | None) -> str:
-    """The lost answer to the statement that ended a run; the run gets the verdict that this statement wrote."""
-    state, error = (end.said.state, end.said.error) if written is None else written
-    if (state, error) != (end.verdict.state, end.verdict.error):
-        end.verdict = end.said
-    if state == end.verdict.state:
-        return "ok"
-    return {"cancelled": "canceled", "waiting": "resubmitted"}.get(state, "ok")

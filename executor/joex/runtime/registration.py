@@ -16,6 +16,7 @@ from joex.core import events
 from joex.core.events import Emit, Event
 from joex.core.job import TakenJob
 from joex.core.lease import Lease
+from joex.core.outcome import Interruption
 from joex.errors import JoexError, LeaseLost
 from joex.periodic_scheduler import PeriodicScheduler
 from joex.runtime.bulk import moved
@@ -25,7 +26,7 @@ from joex.runtime.lease import EXIT_CODE, LeaseKeeper
 from joex.runtime.maintenance import Maintenance
 from joex.runtime.processes import GRACE, Processes
 from joex.runtime.read_floors import ReadFloorKeeper
-from joex.runtime.run import Defaults, Interruption
+from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
 from joex.runtime.taker import Taker
 from joex.runtime.waits import first_of, wait_for
@@ -291,7 +292,7 @@ class Registration:
         """Interrupt runs that have lost their jobs."""
         for lock_id in lock_ids:
             run = self.runner.runs.get(lock_id)
-            if run is not None and not (run.context is not None and run.context.is_finished):
+            if run is not None and not run.has_committed:
                 self.runner.interrupt(run, Interruption.LOST)
 
     def on_trust(self, *, trusted: bool) -> None:

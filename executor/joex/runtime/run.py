@@ -1,25 +1,17 @@
-"""One run of a job in a slot, the reasons to interrupt it, and the defaults of its task."""
+"""One run of a job in a slot, and the defaults of its task."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import enum
 import time
 from datetime import timedelta
 from typing import Any
 
 from joex.context import Context
 from joex.core.job import TakenJob
+from joex.core.outcome import Interruption
 from joex.task import Task
-
-
-class Interruption(enum.Enum):
-    """Why a run is interrupted."""
-
-    CANCEL = enum.auto()  # the job is to be cancelled
-    GIVE_BACK = enum.auto()  # the executor leaves, or can't renew its lease: another executor is to run the job
-    LOST = enum.auto()  # the run has lost its job: it may write nothing
 
 
 class Run:
@@ -58,6 +50,11 @@ class Run:
     def is_exclusive(self) -> bool:
         """Whether no other run of the job may be at work at the same time."""
         return self.task is not None and self.task.exclusive
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether its own transaction has ended the job."""
+        return self.context is not None and self.context.is_finished
 
     @property
     def seconds(self) -> float | None:

@@ -12,21 +12,20 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from joex.context import ConnectionSource, Context, RunReports
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
-from joex.core.outcome import Ending, Outcome, decide
-from joex.errors import Cancel, InvalidJob, JoexError
+from joex.core.outcome import Ending, Interruption, Outcome, decide
+from joex.errors import InvalidJob, JoexError
 from joex.runtime.calling import Caller
 from joex.runtime.finisher import End, Ends
 from joex.runtime.judge import judged, tell_handlers
 from joex.runtime.process_handle import Ended, JsonText, ProcessDied
 from joex.runtime.processes import Processes
-from joex.runtime.run import Defaults, Interruption, Run
+from joex.runtime.run import Defaults, Run
 from joex.runtime.text import error_line, storable
 from joex.task import App, Task
 from joex.tracing import record_error
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _RETURNED = Outcome(Ending.RETURNED)
-_SUCCESS = decide(_RETURNED, failures=0, retries=0, first_delay=timedelta())  # independent of these
+_STOPPED = Outcome(Ending.CANCELLED)  # by an interruption
 
 
 class Runner:
@@ -202,10 +201,7 @@ class Runner:
         args: str | Outcome | None = await self._until_alone(run) if run.job.suspect else run.job.args
         if args is None:
             args = await self._fetched(run)
-        if isinstance(args, Outcome):
-            self._end(run, args)
-            return
-        task = self._begin(run, args)
+        task = args if isinstance(args, Outcome) else self._begin(run, args)
         if isinstance(task, Outcome):
             self._end(run, task)
             return
@@ -222,7 +218,10 @@ class Runner:
             outcome = self._judge(run, error)
         try:
             if run.interruption is not None or outcome.ending is Ending.CANCELLED:
-                outcome = await self._settle_cancel(run, task, outcome)
+                _uncancel()  # the cancellation has done its work, even if the code swallowed it
+                outcome = outcome.interrupted(run.interruption)
+                if outcome.ending is Ending.CANCELLED and not run.has_committed:
+                    await self._caller.call_cancel_handler(run, task)
         finally:
             run.is_executing = False
         self._end(run, outcome, result, message)
@@ -258,28 +257,13 @@ class Runner:
             self._suspect = None
             self._on_room()
 
-    async def _settle_cancel(self, run: Run, task: Task[..., Any], outcome: Outcome) -> Outcome:
-        """Decide the outcome of a run that was interrupted, or cancels itself.
-
-        The database ends a job with a cancel request as cancelled, whatever its run says. So a run that knew of the
-        request is cancelled, however its code reacts: the runner calls its handler, and does not retry it.
-        """
-        _uncancel()  # the cancellation has done its work, even if the code swallowed it
-        if run.context is not None and run.context.is_finished:
-            return outcome  # its own transaction has already ended the job
-        if run.interruption is Interruption.CANCEL:
-            outcome = Outcome(Ending.CANCELLED)
-        if outcome.ending is Ending.CANCELLED:
-            await self._caller.call_cancel_handler(run, task)
-        return outcome
-
     def _begin(self, run: Run, args: str) -> Task[..., Any] | Outcome:
         """The task whose code is to be called now, with the run's context and arguments; or why none is."""
         # The last check of the lease before the code runs: the process may have been stopped for a while.
         if run.interruption is None and not self._is_trusted():
             run.interruption = Interruption.GIVE_BACK
         if run.interruption is not None:
-            return _interrupted(run)
+            return _STOPPED.interrupted(run.interruption)
         job = run.job
         task = run.task = self._app.get(job.task)
         if task is None:
@@ -308,21 +292,19 @@ class Runner:
 
     def _end(self, run: Run, outcome: Outcome, result: str | None = None, message: str | None = None) -> None:
         """Hand over how a run ended; with the result as JSON text, and its message."""
-        has_committed = run.context is not None and run.context.is_finished
+        has_committed = run.has_committed
         if run.interruption is Interruption.LOST and not has_committed:
             self._finisher.forget(run.job)
             return
-        if has_committed or outcome is _RETURNED:
-            verdict = _SUCCESS  # (its transaction has ended the job, whatever the code did after that)
-        else:
-            verdict = decide(
-                outcome,
-                failures=run.job.failures,
-                retries=self._defaults.retries_of(run.job, run.task),
-                first_delay=self._defaults.retry_delay_of(run.task),
-                jitter=self._defaults.retry_jitter,
-                chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
-            )
+        verdict = decide(
+            outcome,
+            failures=run.job.failures,
+            retries=self._defaults.retries_of(run.job, run.task),
+            first_delay=self._defaults.retry_delay_of(run.task),
+            has_committed=has_committed,
+            jitter=self._defaults.retry_jitter,
+            chance=random.random(),  # noqa: S311 - it spreads retries, it is no secret
+        )
         self._finisher.ended(End(run.job, verdict, result, message, run.seconds, has_committed=has_committed))
 
     def _result(self, run: Run, value: Any) -> str | None:
@@ -332,8 +314,8 @@ class Runner:
 
     def _judge(self, run: Run, error: BaseException) -> Outcome:
         """The outcome of a run whose code raised."""
-        if isinstance(error, asyncio.CancelledError | Cancel) and run.interruption is not None:
-            return _interrupted(run)
+        if isinstance(error, asyncio.CancelledError) and run.interruption is not None:
+            return _STOPPED
         if isinstance(error, Ended):
             outcome, trace = error.outcome, error.trace  # the process has told the handlers of the application
             if outcome.ending is not Ending.CANCELLED:
@@ -351,13 +333,13 @@ async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T
     """Wait for what a run needs to start; or why it does not start. ``asked`` gives None: it has lost its job."""
     if run.interruption is not None:
         asked.close()
-        return _interrupted(run)
+        return _STOPPED.interrupted(run.interruption)
     run.interruptible = True
     try:
         found = await asked
     except asyncio.CancelledError:
         _uncancel()
-        return _interrupted(run)
+        return _STOPPED.interrupted(run.interruption)
     finally:
         run.interruptible = False
     if found is None:
@@ -371,11 +353,6 @@ def _uncancel() -> None:
     current = asyncio.current_task()
     while current is not None and current.cancelling():
         current.uncancel()
-
-
-def _interrupted(run: Run) -> Outcome:
-    ending = Ending.CANCELLED if run.interruption is Interruption.CANCEL else Ending.GIVEN_BACK
-    return Outcome(ending)
 
 
 def _message(run: Run) -> str | None:
