@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -12,15 +13,15 @@ import pytest
 from joex.core.lease import Lease
 from joex.runtime import wakeups
 from joex.runtime.lease import LeaseKeeper
-from joex.runtime.lease_callbacks import Notifier
+from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.wakeups import Wakeups
 
 
-class Callbacks:
-    """Callbacks that do nothing."""
+def nothing(*_args: object) -> None:
+    """Do nothing, as each callback here."""
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_args, **_named: None
+
+CALLBACKS = LeaseCallbacks(**{field.name: nothing for field in fields(LeaseCallbacks)})
 
 
 class EndsAtOnce:
@@ -58,7 +59,7 @@ async def test_a_listening_connection_that_ends_at_once_is_opened_again_after_lo
         executor=1,
         queues=["default"],
         check_every=3600,
-        notifier=Notifier(Callbacks()),
+        notifier=Notifier(CALLBACKS),
         check_soon=lambda: None,
     )
     with pytest.raises(asyncio.CancelledError):
@@ -120,7 +121,7 @@ async def test_after_each_read_of_a_flood_of_notifications_the_heartbeats_have_t
         executing_exclusively=int,
         since=0,
         watchdog=None,
-        callbacks=Callbacks(),
+        callbacks=CALLBACKS,
     )
     reads = []
 

@@ -270,7 +270,7 @@ class LeaseKeeper:
             self._notifier.notify_executor(self._callbacks.on_reconnect)
         if not self._is_trusted:
             self._is_trusted = True
-            self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=True))
+            self._notifier.notify_executor(self._callbacks.on_trust)
 
     async def _watch(self, patience: float, interrupt: Callable[[], None], executing: Callable[[], int]) -> None:
         """Interrupt runs in time, this many seconds after the end of trust; and exit if their code does not stop."""
@@ -294,7 +294,7 @@ class LeaseKeeper:
     def _distrust(self) -> None:
         if self._is_trusted:
             self._is_trusted = False
-            self._notifier.notify_executor(lambda: self._callbacks.on_trust(trusted=False))
+            self._notifier.notify_executor(self._callbacks.on_distrust)
 
     def _lose_patience(self) -> None:
         if not self._is_out_of_patience:

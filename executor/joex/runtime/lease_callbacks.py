@@ -5,50 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
-from joex.core.events import Event
+from joex.core.events import Emit, Event
 
 
-class LeaseCallbacks(Protocol):
+@dataclass(frozen=True, slots=True)
+class LeaseCallbacks:
     """The callbacks of the lease's thread, each called on the executor's loop."""
 
-    def on_event(self, event: Event) -> None:
-        """Log and count an event."""
-
-    def on_wake(self) -> None:
-        """Look for work: there may be some."""
-
-    def on_aside(self) -> None:
-        """Fall asleep anew: this loop was blocked, so submissions have woken others meanwhile."""
-
-    def on_reconnect(self) -> None:
-        """Look for jobs that the database believes to run here: it may be another server than before."""
-
-    def on_crowd(self) -> None:
-        """Raise floors: takes have to walk over dead rows that vacuum has not cleared."""
-
-    def on_periodic(self) -> None:
-        """Read the periodic tasks: one has changed."""
-
-    def on_drain(self) -> None:
-        """Drain: a client or operator asks for it."""
-
-    def on_cancel(self, job_id: UUID) -> None:
-        """Cancel a job that this executor holds."""
-
-    def on_lost(self, lock_ids: list[UUID]) -> None:
-        """Interrupt these runs: they have lost their jobs."""
-
-    def on_trust(self, *, trusted: bool) -> None:
-        """Stop trusting the lease, or trust it again."""
-
-    def on_patience_end(self) -> None:
-        """Interrupt all runs: the outage is longer than `outage_patience`."""
-
-    def on_ended(self) -> None:
-        """End this registration: another executor has declared it dead."""
+    on_event: Emit  # logs and counts an event
+    on_wake: Callable[[], None]  # looks for work: there may be some
+    on_aside: Callable[[], None]  # falls asleep anew: the loop was blocked, so submissions have woken others meanwhile
+    on_reconnect: Callable[[], None]  # looks for jobs that the database, maybe another one, believes to run here
+    on_crowd: Callable[[], None]  # raises floors: takes have to walk over dead rows that vacuum has not cleared
+    on_periodic: Callable[[], None]  # reads the periodic tasks: one has changed
+    on_drain: Callable[[], None]  # drains: a client or operator asks for it
+    on_cancel: Callable[[UUID], None]  # cancels a job that this executor holds, by its id
+    on_lost: Callable[[list[UUID]], None]  # interrupts the runs with these lock ids: they have lost their jobs
+    on_trust: Callable[[], None]  # trusts the lease again
+    on_distrust: Callable[[], None]  # stops trusting the lease
+    on_patience_end: Callable[[], None]  # interrupts all runs: the outage is longer than `outage_patience`
+    on_ended: Callable[[], None]  # ends this registration: another executor has declared it dead
 
 
 class Notifier:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from joex.config import Settings
 from joex.core import events
-from joex.core.events import Emit, Event
+from joex.core.events import Emit
 from joex.core.job import TakenJob
 from joex.core.lease import Lease
 from joex.core.outcome import Interruption
@@ -23,6 +23,7 @@ from joex.runtime.bulk import moved
 from joex.runtime.finisher import Finisher
 from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
+from joex.runtime.lease_callbacks import LeaseCallbacks
 from joex.runtime.maintenance import Maintenance
 from joex.runtime.processes import GRACE, Processes
 from joex.runtime.read_floors import ReadFloorKeeper
@@ -80,7 +81,7 @@ class Resources:
 
 
 class Registration:
-    """One registration of an executor, with its services. It also has the lease's callbacks."""
+    """One registration of an executor, with its services."""
 
     def __init__(self, resources: Resources, executor_id: int, since: float) -> None:
         settings, pool, poll_interval = resources.settings, resources.pool, resources.poll_interval
@@ -110,7 +111,7 @@ class Registration:
             connections=resources.task_connections,
             fetch=self._fetch,
             start_alone=self._start_alone,
-            on_room=self.on_wake,
+            on_room=lambda: self.taker.wake(),  # noqa: PLW0108 - the taker comes after the runner
             largest_result=resources.limits.result,
             processes=resources.processes,
             process_slots=settings.process_slots,
@@ -151,7 +152,21 @@ class Registration:
             executing_exclusively=lambda: self.runner.executing_exclusively,
             since=since,
             watchdog=resources.watchdog,
-            callbacks=self,
+            callbacks=LeaseCallbacks(
+                on_event=self._emit,
+                on_wake=self.taker.wake,
+                on_aside=self.taker.fall_asleep_anew,
+                on_reconnect=self.taker.doubt,
+                on_crowd=self.read_floors.wake,
+                on_periodic=self.scheduler.wake,
+                on_drain=resources.drain,
+                on_cancel=self._cancel,
+                on_lost=self._lose,
+                on_trust=self.taker.wake,
+                on_distrust=self._distrust,
+                on_patience_end=self._end_patience,
+                on_ended=self._ended.set,
+            ),
         )
 
     async def run(self) -> bool:
@@ -183,7 +198,7 @@ class Registration:
         try:
             await self.taker.run()
         except LeaseLost:
-            self.on_ended()
+            self._ended.set()
 
     async def _until_over(self) -> None:
         resources = self._resources
@@ -252,63 +267,26 @@ class Registration:
         if not self.runner.runs:
             self._idle.set()
 
-    # The callbacks of the lease's thread, on the executor's loop.
-
-    def on_event(self, event: Event) -> None:
-        """Emit an event of the lease's thread."""
-        self._emit(event)
-
-    def on_wake(self) -> None:
-        """Look for work."""
-        self.taker.wake()
-
-    def on_aside(self) -> None:
-        """Look for work, and fall asleep anew."""
-        self.taker.fall_asleep_anew()
-
-    def on_reconnect(self) -> None:
-        """Give back the jobs of runs that have ended: a standby that was promoted may lack their ends."""
-        self.taker.doubt()
-
-    def on_crowd(self) -> None:
-        """Raise floors."""
-        self.read_floors.wake()
-
-    def on_periodic(self) -> None:
-        """Wake the scheduler."""
-        self.scheduler.wake()
-
-    def on_drain(self) -> None:
-        """Drain."""
-        self._resources.drain()
-
-    def on_cancel(self, job_id: UUID) -> None:
+    def _cancel(self, job_id: UUID) -> None:
         """Interrupt a run whose job was cancelled."""
         for run in list(self.runner.runs.values()):
             if run.job.id == job_id:
                 self.runner.interrupt(run, Interruption.CANCEL)
 
-    def on_lost(self, lock_ids: list[UUID]) -> None:
+    def _lose(self, lock_ids: list[UUID]) -> None:
         """Interrupt runs that have lost their jobs."""
         for lock_id in lock_ids:
             run = self.runner.runs.get(lock_id)
             if run is not None and not run.has_committed:
                 self.runner.interrupt(run, Interruption.LOST)
 
-    def on_trust(self, *, trusted: bool) -> None:
-        """Take and start nothing while the lease can't be trusted; go on when it can be again."""
-        if trusted:
-            self.taker.wake()
-        else:
-            self._emit(events.TrustEnded(len(self.runner.runs)))
-            self.runner.give_back_unstarted()
-            self.runner.give_back_exclusive()
+    def _distrust(self) -> None:
+        """Take and start nothing while the lease can't be trusted."""
+        self._emit(events.TrustEnded(len(self.runner.runs)))
+        self.runner.give_back_unstarted()
+        self.runner.give_back_exclusive()
 
-    def on_patience_end(self) -> None:
+    def _end_patience(self) -> None:
         """Interrupt all runs: their database is away for too long, or other executors run their jobs."""
         self._emit(events.PatienceEnded(len(self.runner.runs)))
         self.runner.interrupt_all(Interruption.GIVE_BACK)
-
-    def on_ended(self) -> None:
-        """End this registration."""
-        self._ended.set()
