@@ -29,12 +29,12 @@ _STOCK = """
     SELECT grp, 'a', 2 FROM unnest($1::text[]) AS grp, generate_series(1, $2)
 """
 _JOBS = """
-    SELECT j.id, j.grp FROM joex_private.plan p CROSS JOIN unnest(p.places) WITH ORDINALITY AS e(place, nr)
-    JOIN joex_private.job j ON j.ctid = e.place ORDER BY e.nr
+    SELECT j.id, j.grp FROM joex_private.plan p CROSS JOIN unnest(p.tids) WITH ORDINALITY AS e(tid, nr)
+    JOIN joex_private.job j ON j.ctid = e.tid ORDER BY e.nr
 """
 _WAITING = "SELECT EXISTS (SELECT FROM joex_private.job WHERE lane IS NOT NULL)"
 _LEFT = """
-    SELECT p.first + cardinality(p.places) - 1 - coalesce(pg_sequence_last_value(q.drawn), 0)
+    SELECT p.first + cardinality(p.tids) - 1 - coalesce(pg_sequence_last_value(q.drawn), 0)
     FROM joex_private.plan p JOIN joex_private.queue q ON q.name = p.queue
 """
 
@@ -175,7 +175,7 @@ async def test_a_place_where_another_job_lies_by_now_gives_only_a_waiting_job_of
     await fleet.bench.submit("new")
     # Each place of the plan, as if vacuum had made room there for these.
     await connection.execute(
-        "UPDATE joex_private.plan SET places = ARRAY(SELECT (array_agg(ctid))[1] FROM joex_private.job "
+        "UPDATE joex_private.plan SET tids = ARRAY(SELECT (array_agg(ctid))[1] FROM joex_private.job "
         "WHERE grp <> 'new' GROUP BY queue, grp)"
     )
     assert await fleet.take() == ["new"]
@@ -249,7 +249,7 @@ async def test_a_take_waits_for_the_plan_of_another_one_which_has_locked_all_job
     await connection.execute("CREATE TABLE other_than_new ()")  # this database serves no other test
     await connection.execute("DELETE FROM joex_private.plan")
     await connection.execute(
-        "INSERT INTO joex_private.plan (queue, first, places, cursors, turns, held, renew_at) "
+        "INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, held, renew_at) "
         "VALUES ('default', 1, '{}', '{}', '{}', 1280, now())"
     )
     transaction = planner.transaction()

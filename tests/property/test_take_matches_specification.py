@@ -305,7 +305,7 @@ async def test_takes_by_a_plan_are_together_one_take_of_its_length(sides, plan, 
     await pair.prepare(plan)
     await pair.step(plan.steps[0])
     await pair.connection.execute(
-        "INSERT INTO joex_private.plan (queue, first, places, cursors, turns, held, renew_at) "
+        "INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, held, renew_at) "
         "SELECT name, nextval(drawn) + 1, '{}', '{}', '{}', 128 * $1::integer, now() FROM joex_private.queue",
         ahead,
     )
@@ -322,7 +322,7 @@ async def test_takes_by_a_plan_are_together_one_take_of_its_length(sides, plan, 
 
 
 ENTRIES_LEFT = """
-    SELECT p.first + cardinality(p.places) - 1 - pg_sequence_last_value(q.drawn)
+    SELECT p.first + cardinality(p.tids) - 1 - pg_sequence_last_value(q.drawn)
     FROM joex_private.plan p JOIN joex_private.queue q ON q.name = p.queue
 """
 

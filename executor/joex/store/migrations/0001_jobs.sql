@@ -351,7 +351,7 @@ CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex_private.queue FOR EACH ROW
 CREATE UNLOGGED TABLE joex_private.plan (
     queue     text NOT NULL,
     first     bigint NOT NULL,      -- the draw that gets the first entry
-    places    tid[] NOT NULL,       -- where the jobs lie, in the order of service
+    tids      tid[] NOT NULL,       -- the rows of the jobs, in the order of service
     cursors   bigint[] NOT NULL,    -- the ring cursor before each service
     turns     smallint[] NOT NULL,  -- the position in the counting scheme of its group before it; null: the service is not counted
     held      integer NOT NULL,     -- the jobs that executors held, when it was made
@@ -359,7 +359,7 @@ CREATE UNLOGGED TABLE joex_private.plan (
     renew_at  timestamptz NOT NULL,
     PRIMARY KEY (queue, first)
 );
-ALTER TABLE joex_private.plan ALTER COLUMN places SET STORAGE PLAIN, ALTER COLUMN cursors SET STORAGE PLAIN,
+ALTER TABLE joex_private.plan ALTER COLUMN tids SET STORAGE PLAIN, ALTER COLUMN cursors SET STORAGE PLAIN,
     ALTER COLUMN turns SET STORAGE PLAIN;
 
 -- Where takes begin to read while vacuum can't clear what lies before (see sql/25_floors.sql). Of the runnable jobs of rank ''

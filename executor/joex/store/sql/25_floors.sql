@@ -80,7 +80,7 @@ RETURNS TABLE (running integer) LANGUAGE sql STABLE AS $$
                 SELECT count(*) FROM joex_private.job j
                 WHERE j.id = ANY (p_held) AND j.state IN ('scheduled', 'running') AND j.held_since < p_upto)
               ELSE 0 END)::integer
-    OFFSET 0 $$;        -- (else it is merged so far that it is worked out wherever its answer is named)
+    OFFSET 0 $$;        -- (otherwise the planner merges it so far that it is computed wherever its answer is named)
 
 -- All jobs that are held (p_held), or runnable: in each queue from floor to floor, and what lies between two; and what lies
 -- between two queues that have a row, for not all have one. Where floors are off, there is an index to read.
@@ -267,7 +267,7 @@ END $$;
 -- The least seq, from p_from on, of the runnable jobs of rank '' in a lane of a group: at most p_upto, and less when the time is over.
 CREATE OR REPLACE FUNCTION joex_private.first_runnable(
     p_queue text, p_ring bigint, p_lane smallint, p_from bigint, p_upto bigint, p_until timestamptz
-) RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_from bigint := coalesce(p_from, -9223372036854775808);
     v_next bigint;

@@ -6,6 +6,9 @@
 -- cursor for as many services as its weight. Within the group: due retries, then what the counting scheme prefers, then
 -- first in, first out.
 --
+-- The words: a group has a *place* on the ring; a *service* takes one job of a group, a *visit* is its services in a row; a *turn* is a
+-- position in a counting scheme.
+--
 -- A call takes a whole batch by this rule in a few index probes per group ("passes"): it walks the ring by a loose index
 -- scan, computes how deep the free slots reach into each group (water filling), and locks just these rows. A group
 -- that has fewer jobs than that leaves slots over; the next pass gives them to the others, so that no slot stays empty.
@@ -14,8 +17,8 @@
 -- hold hundreds of jobs, one take chooses for many after it: see 35_plans.sql.
 
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker: the oldest
--- first; where there are more than a batch, first a share of it for each group (see promote_in_turn). (No sort: a planner that has
--- heard of few jobs that wait for their time would read all that are due, and parallel workers with it, to learn of the first ones.)
+-- first; where there are more than a batch, first a share of it for each group (see promote_in_turn). (No sort: where the statistics have
+-- few jobs that wait for their time, the planner would read all due jobs, in parallel, to find the first ones.)
 CREATE OR REPLACE FUNCTION joex_private.promote(p_queue text, p_jobs integer DEFAULT 500) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
@@ -32,14 +35,13 @@ BEGIN
                             ORDER BY x.due_at LIMIT v_jobs FOR UPDATE SKIP LOCKED));
 END $$;
 
--- Move due jobs to their lane, at most p_jobs, and of each group as many: of the groups that the next take would serve first,
--- were all of them in line. It finds them by steps over the minutes of due times, and over the groups in each, however many jobs
--- a group has there; a group whose jobs are due in later minutes costs nothing. Where they are more than so many steps, it begins
--- anywhere, so that they come by each group. Returns how many jobs.
+-- Move due jobs to their lane, at most p_jobs, and the same number of each group: of the groups that the next take would serve first if
+-- all these jobs were in their lanes. It finds the groups by steps over the minutes of due times, and over the groups in each minute,
+-- however many jobs a group has there; a group whose jobs are due in later minutes costs nothing. Where there are more groups than steps,
+-- it begins at a random place, so that each group is reached. Returns how many jobs.
 CREATE OR REPLACE FUNCTION joex_private.promote_in_turn(p_queue text, p_jobs integer, p_now timestamptz) RETURNS integer
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off
-SET enable_sort = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off SET jit = off AS $$
 DECLARE
     v_steps CONSTANT integer := greatest(p_jobs, 100);
     v_origin CONSTANT timestamptz := '2000-01-01 00:00+00';
@@ -100,8 +102,8 @@ BEGIN
         WHERE NOT s.paused AND (s.most IS NULL OR o.running < s.most)
         ORDER BY o.running / s.weight, d.is_all AND d.ring <= v_here, CASE WHEN d.is_all THEN d.ring ELSE d.nr END LIMIT p_jobs
     ), due AS MATERIALIZED (
-        -- (Bounds, and an order, that one index alone has: where the planner has heard of no job that waits for its time, the index of
-        -- all due times seems as good to it.)
+        -- (Only one index has these bounds and this order. Where the statistics have no job that waits for its time, the planner takes
+        -- the index of all due times to be as good.)
         SELECT j.id FROM chosen c CROSS JOIN LATERAL (
             SELECT x.id FROM joex_private.job x
             WHERE x.queue = p_queue AND x.due_at IS NOT NULL
@@ -132,7 +134,7 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 -- work.) It counts again in a statement of its own, which sees what has committed before the lock was free. (It counts before
 -- too: to lock a row is to write, and a take that finds all groups at their limits writes nothing.)
 CREATE OR REPLACE FUNCTION joex_private.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_room integer;
 BEGIN
@@ -163,13 +165,13 @@ END $$;
 CREATE OR REPLACE TRIGGER make_mutex AFTER INSERT OR UPDATE OF queue, ring ON joex_private.group_setting
 FOR EACH ROW EXECUTE FUNCTION joex_private.make_mutex();
 
--- The next jobs of groups in which both priorities wait, locked, as many as said of each: due retries, then by the counting scheme.
+-- The next jobs of groups in which both priorities wait, locked, of each group as many as the caller wants: due retries, then by the counting scheme.
 -- The nth high job has the nth turn for high ones from where the group stands, and so the low ones; the scheme's turns for a priority
 -- that runs out go to the other one. kth: a job's number in its group; counts: the scheme moves on with it, from `turn` on. A group
--- all of whose jobs other transactions have locked is a row without a place. (Also for groups with floors, and where a rank is the limit.)
+-- all of whose jobs other transactions have locked is a row without a tid. (Also for groups with floors, and where a rank is the limit.)
 CREATE OR REPLACE FUNCTION joex_private.in_turns(p_queue text, p_groups joex_private.mixed_group[], p_high integer, p_low integer, p_most bytea)
 RETURNS TABLE (
-    ring bigint, pos integer, running integer, weight integer, place tid, kth bigint, turn integer, counts boolean
+    ring bigint, pos integer, running integer, weight integer, tid tid, kth bigint, turn integer, counts boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
@@ -196,8 +198,8 @@ BEGIN
                                  ORDER BY k.at DESC LIMIT 1), 0) % (p_high + p_low) AS turn
                 OFFSET 0) l) n
     ), turned AS MATERIALIZED (
-        SELECT d.ring, j.place, j.kth, j.counts FROM depth d CROSS JOIN LATERAL (
-            SELECT t.place, row_number() OVER (ORDER BY t.lane > 0, t.ahead, t.rank, t.seq) - 1 AS kth,
+        SELECT d.ring, j.tid, j.kth, j.counts FROM depth d CROSS JOIN LATERAL (
+            SELECT t.tid, row_number() OVER (ORDER BY t.lane > 0, t.ahead, t.rank, t.seq) - 1 AS kth,
                    t.lane > 0 AND row_number() OVER (PARTITION BY t.lane > 0 ORDER BY t.ahead) - 1 - t.nth
                                   < CASE t.lane WHEN 1 THEN d.low ELSE d.high END AS counts
             FROM (SELECT l.*, CASE l.lane
@@ -205,44 +207,44 @@ BEGIN
                       WHEN 2 THEN (greatest(d.turn - p_high, 0) + l.nth) / p_low * (p_high + p_low) + p_high
                                   + (greatest(d.turn - p_high, 0) + l.nth) % p_low END AS ahead
                   FROM (SELECT x.*, row_number() OVER (PARTITION BY x.lane ORDER BY x.rank, x.seq) - 1 AS nth FROM (
-                            SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
+                            SELECT * FROM (SELECT a.ctid AS tid, a.lane, a.rank, a.seq FROM joex_private.job a
                                            WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
                                                  AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane0, v_lowest)) AND a.rank <= p_most
                                            ORDER BY a.rank, a.seq LIMIT d.jobs FOR UPDATE SKIP LOCKED) due
                             UNION ALL
-                            SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
+                            SELECT * FROM (SELECT a.ctid AS tid, a.lane, a.rank, a.seq FROM joex_private.job a
                                            WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
                                                  AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane1, v_lowest)) AND a.rank <= p_most
                                            ORDER BY a.rank, a.seq LIMIT d.take_high FOR UPDATE SKIP LOCKED) high
                             UNION ALL
-                            SELECT * FROM (SELECT a.ctid AS place, a.lane, a.rank, a.seq FROM joex_private.job a
+                            SELECT * FROM (SELECT a.ctid AS tid, a.lane, a.rank, a.seq FROM joex_private.job a
                                            WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
                                                  AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane2, v_lowest)) AND a.rank <= p_most
                                            ORDER BY a.rank, a.seq LIMIT d.take_low FOR UPDATE SKIP LOCKED) low) x) l) t) j
     ), locked AS MATERIALIZED (
-        -- Groups of which other transactions have locked jobs whose turn it is: their turns go to the other priority, as if these were gone.
-        SELECT d.ring, d.lane1, d.lane2, t.jobs, t.places, least(d.jobs, d.due + d.high + d.low) - t.jobs AS missing
+        -- Groups of which other transactions have locked the next jobs: their turns go to the other priority, as if these jobs were gone.
+        SELECT d.ring, d.lane1, d.lane2, t.jobs, t.tids, least(d.jobs, d.due + d.high + d.low) - t.jobs AS missing
         FROM depth d CROSS JOIN LATERAL (
-            SELECT count(*)::integer AS jobs, coalesce(array_agg(o.place), '{}') AS places FROM turned o WHERE o.ring = d.ring) t
+            SELECT count(*)::integer AS jobs, coalesce(array_agg(o.tid), '{}') AS tids FROM turned o WHERE o.ring = d.ring) t
         WHERE t.jobs < least(d.jobs, d.due + d.high + d.low)
     ), high AS MATERIALIZED (
-        SELECT l.ring, 1 AS lane, x.place, row_number() OVER () AS nr FROM locked l CROSS JOIN LATERAL (
-            SELECT a.ctid AS place FROM joex_private.job a
+        SELECT l.ring, 1 AS lane, x.tid, row_number() OVER () AS nr FROM locked l CROSS JOIN LATERAL (
+            SELECT a.ctid AS tid FROM joex_private.job a
             WHERE a.queue = p_queue AND a.ring = l.ring AND a.lane = 1
-                  AND (a.rank, a.seq) >= (''::bytea, coalesce(l.lane1, v_lowest)) AND a.rank <= p_most AND a.ctid <> ALL (l.places)
+                  AND (a.rank, a.seq) >= (''::bytea, coalesce(l.lane1, v_lowest)) AND a.rank <= p_most AND a.ctid <> ALL (l.tids)
             ORDER BY a.rank, a.seq LIMIT l.missing FOR UPDATE SKIP LOCKED) x
     ), low AS MATERIALIZED (
-        SELECT l.ring, 2 AS lane, x.place, row_number() OVER () AS nr FROM locked l CROSS JOIN LATERAL (
-            SELECT a.ctid AS place FROM joex_private.job a
+        SELECT l.ring, 2 AS lane, x.tid, row_number() OVER () AS nr FROM locked l CROSS JOIN LATERAL (
+            SELECT a.ctid AS tid FROM joex_private.job a
             WHERE a.queue = p_queue AND a.ring = l.ring AND a.lane = 2
-                  AND (a.rank, a.seq) >= (''::bytea, coalesce(l.lane2, v_lowest)) AND a.rank <= p_most AND a.ctid <> ALL (l.places)
+                  AND (a.rank, a.seq) >= (''::bytea, coalesce(l.lane2, v_lowest)) AND a.rank <= p_most AND a.ctid <> ALL (l.tids)
             ORDER BY a.rank, a.seq LIMIT l.missing - (SELECT count(*) FROM high h WHERE h.ring = l.ring) FOR UPDATE SKIP LOCKED) x
     )
-    SELECT d.ring, d.pos, d.running, d.weight, j.place, j.kth, d.turn, j.counts
+    SELECT d.ring, d.pos, d.running, d.weight, j.tid, j.kth, d.turn, j.counts
     FROM depth d LEFT JOIN (
         TABLE turned
         UNION ALL
-        SELECT l.ring, o.place, l.jobs + row_number() OVER (PARTITION BY l.ring ORDER BY o.lane, o.nr) - 1, false
+        SELECT l.ring, o.tid, l.jobs + row_number() OVER (PARTITION BY l.ring ORDER BY o.lane, o.nr) - 1, false
         FROM locked l JOIN (TABLE high UNION ALL TABLE low) o ON o.ring = l.ring
     ) j ON j.ring = d.ring;
 END $$;
@@ -254,27 +256,25 @@ BEGIN
     WITH counted AS (
         INSERT INTO joex_private.priority_turns AS k (queue, ring, position)
         SELECT p_queue, c.ring, c.position FROM unnest(p_rings, p_positions) AS c(ring, position) RETURNING k.ring
-    )   -- (What another taker removes, whose transaction is open, is left; see forget_turns.)
-    -- (An array, not a join, as there.)
+    )   -- (A row that another take removes, whose transaction is open, stays here. An array, not a join: see forget_turns.)
     DELETE FROM joex_private.priority_turns k WHERE k.ctid = ANY (ARRAY(
-        SELECT old.place FROM counted c CROSS JOIN LATERAL (
-            SELECT o.ctid AS place FROM joex_private.priority_turns o WHERE o.queue = p_queue AND o.ring = c.ring
+        SELECT old.tid FROM counted c CROSS JOIN LATERAL (
+            SELECT o.ctid AS tid FROM joex_private.priority_turns o WHERE o.queue = p_queue AND o.ring = c.ring
             ORDER BY o.at DESC LIMIT 1 FOR UPDATE SKIP LOCKED) old));
 END $$;
 
--- One pass over the ring of one queue; the caller holds the ring. Chooses and locks jobs, and moves the cursor; says where they
--- lie, in the order of service. p_from is the cursor at the start of the call (place * 256 + services already given there), the
+-- One pass over the ring of one queue; the caller holds the ring. Chooses and locks jobs, and moves the cursor. tids: the rows of the
+-- jobs, in the order of service. p_from is the cursor at the start of the call (place * 256 + services already given there), the
 -- same for all passes; p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
--- blocked: the places of groups that were to be served, and all of whose jobs other transactions have locked. The next pass must leave them
--- out (p_without), else they would keep the groups after them on the ring from their turn. For a plan (see 35_plans.sql): cursors, where
--- the cursor is after each service; turns, where its group stands in the counting scheme before it (null: it is not counted); held,
--- the jobs that executors hold, of the groups it has met.
+-- blocked: the places of groups that were to be served, and all of whose jobs other transactions have locked. The next pass must leave
+-- them out (p_without), otherwise they block later groups. For a plan (see 35_plans.sql): cursors, where the cursor is after each
+-- service; turns, where its group stands in the counting scheme before it (null: it is not counted); held, the jobs that executors hold,
+-- of the groups that this pass has met.
 CREATE OR REPLACE FUNCTION joex_private.choose(
     p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_free integer, p_high integer, p_low integer, p_most bytea,
-    p_without bigint[], OUT places tid[], OUT blocked bigint[], OUT cursors bigint[], OUT turns integer[], OUT held bigint
+    p_without bigint[], OUT tids tid[], OUT blocked bigint[], OUT cursors bigint[], OUT turns integer[], OUT held bigint
 ) LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off SET jit = off AS $$
 DECLARE
     v_here bigint := p_from >> 8;                   -- the group under the cursor
     v_served integer := (p_from & 255)::integer;    -- services it was given in this visit
@@ -334,9 +334,9 @@ BEGIN
         WHERE c.weights * (c.running::float8 / c.weight) - c.runs < p_free
         ORDER BY c.weights DESC LIMIT 1
     ), visit AS (
-        -- The turns that the free slots are for. All below the last level are: `sure`. Those on the last level come in visits, in the
-        -- order of `chosen`; `before` are the turns of the visits before this one. The group under the cursor may have two: one that
-        -- goes on, and one that comes after all others.
+        -- The services that the free slots are for. `sure` are those below the last level. Those on the last level come in visits, in the
+        -- order of `chosen`; `before` are the services of the visits before this one. The group under the cursor may have two visits: one
+        -- that goes on, and one that comes after all others.
         SELECT c.*, v.is_over, v.jobs, CASE WHEN v.is_first THEN n.sure ELSE 0 END AS sure,
                sum(v.jobs) OVER (ORDER BY v.is_over, c.pos ROWS UNBOUNDED PRECEDING) - v.jobs AS before
         FROM candidate c CROSS JOIN water CROSS JOIN LATERAL (
@@ -352,15 +352,14 @@ BEGIN
             SELECT true, n.upto - v_left, false WHERE n.is_here AND n.goes_on AND n.upto > v_left
         ) v(is_over, jobs, is_first)
     ), due AS (
-        -- How many jobs of each group that makes. The last visit is not cut, so that its services are counted. No row of a group is
-        -- locked whose turn it is not: other takes pass over what is locked here until this transaction ends, and that may be long (see
-        -- accept).
+        -- How many jobs to take of each group. The last visit is not cut, so that its services are counted. This locks only jobs that are
+        -- next: other takes pass over what is locked here until this transaction ends, and that may be long (see accept).
         SELECT v.ring, v.pos, v.running, v.weight, v.lane0, v.lane1, v.lane2, v.lane, v.rank, v.seq,
                (sum(v.sure) + coalesce(sum(v.jobs) FILTER (WHERE v.before < p_free - (SELECT sum(a.sure) FROM visit a)), 0))::integer
                    AS jobs
         FROM visit v GROUP BY v.ring, v.pos, v.running, v.weight, v.lane0, v.lane1, v.lane2, v.lane, v.rank, v.seq
     ), reached AS MATERIALIZED (
-        -- (OFFSET 0: a probe for each group. Else a planner that has heard of no backlog yet reads all of it into a hash table.)
+        -- (OFFSET 0: a probe for each group. Otherwise a planner whose statistics have no backlog yet reads all of it into a hash table.)
         SELECT d.*, v_limited OR d.lane0 IS NOT NULL OR
                d.lane < 2
                AND EXISTS (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = d.ring AND j.lane = 2 OFFSET 0)
@@ -371,11 +370,11 @@ BEGIN
     ), lined AS MATERIALIZED (
         -- The jobs of each group, locked, in their order. Where one priority waits, that is the index's. (The number of a row tells
         -- the order in which it was read: to sort once more costs as much as to read.) A group all of whose jobs other
-        -- transactions have locked is a row without a place.
-        SELECT r.ring, r.pos, r.running, r.weight, j.place, j.kth, NULL::integer AS turn, false AS counts
+        -- transactions have locked is a row without a tid.
+        SELECT r.ring, r.pos, r.running, r.weight, j.tid, j.kth, NULL::integer AS turn, false AS counts
         FROM reached r LEFT JOIN LATERAL (
-            SELECT a.place, row_number() OVER () - 1 AS kth
-            FROM (SELECT a.ctid AS place FROM joex_private.job a
+            SELECT a.tid, row_number() OVER () - 1 AS kth
+            FROM (SELECT a.ctid AS tid FROM joex_private.job a
                   WHERE a.queue = p_queue AND a.ring = r.ring AND a.lane IS NOT NULL
                         AND (a.lane, a.rank, a.seq) >= (r.lane, r.rank, r.seq)
                   ORDER BY a.lane, a.rank, a.seq LIMIT r.jobs FOR UPDATE SKIP LOCKED) a) j ON true
@@ -387,13 +386,13 @@ BEGIN
         CROSS JOIN LATERAL joex_private.in_turns(p_queue, m.groups, p_high, p_low, p_most) t WHERE m.groups IS NOT NULL
     ), chosen AS MATERIALIZED (
         -- A visit that is under way goes on before all others, on the lowest level; when it is over, the group comes after all.
-        SELECT o.ring, o.place, o.turn, o.counts, o.level, o.is_over,
+        SELECT o.ring, o.tid, o.turn, o.counts, o.level, o.is_over,
                row_number() OVER (ORDER BY o.level, o.is_over, o.pos, o.kth) AS nr FROM (
             SELECT l.*, l.ring = v_here AND v_left > 0
                         AND (p_again OR l.kth >= v_left OR l.level > (SELECT min(c.running / c.weight) FROM candidate c))
                         AS is_over
             FROM (SELECT x.*, (x.running + x.kth) / x.weight AS level FROM lined x
-                  WHERE x.place IS NOT NULL) l) o
+                  WHERE x.tid IS NOT NULL) l) o
         ORDER BY o.level, o.is_over, o.pos, o.kth LIMIT p_free
     ), last AS (
         SELECT c.ring, c.level, c.is_over FROM chosen c ORDER BY c.nr DESC LIMIT 1
@@ -401,13 +400,13 @@ BEGIN
         SELECT c.ring, (min(c.turn) + count(*))::integer % (p_high + p_low) AS position
         FROM chosen c WHERE c.counts GROUP BY c.ring
     )
-    SELECT ARRAY(SELECT c.place FROM chosen c ORDER BY c.nr),
+    SELECT ARRAY(SELECT c.tid FROM chosen c ORDER BY c.nr),
            ARRAY(SELECT c.ring * 256 + least(255, row_number() OVER (PARTITION BY c.ring, c.level, c.is_over ORDER BY c.nr))
                  FROM chosen c ORDER BY c.nr),
            ARRAY(SELECT CASE WHEN c.counts THEN (c.turn + row_number() OVER (PARTITION BY c.ring, c.counts ORDER BY c.nr) - 1)
                                                 % (p_high + p_low) END
                  FROM chosen c ORDER BY c.nr),
-           ARRAY(SELECT l.ring FROM lined l WHERE l.place IS NULL),
+           ARRAY(SELECT l.ring FROM lined l WHERE l.tid IS NULL),
            -- The services of this visit: the last group's jobs on its last level; and those before this call, where the visit
            -- has merely gone on.
            (SELECT l.ring * 256 + least(255, CASE
@@ -416,7 +415,7 @@ BEGIN
                    + (SELECT count(*) FROM chosen c
                       WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over)) FROM last l),
            (SELECT array_agg(c.ring) FROM counted c), (SELECT array_agg(c.position) FROM counted c), (SELECT sum(w.running) FROM walk w)
-    INTO places, cursors, turns, blocked, v_cursor, v_turned, v_positions, held;
+    INTO tids, cursors, turns, blocked, v_cursor, v_turned, v_positions, held;
     PERFORM setval(p_cursor, v_cursor) WHERE v_cursor IS NOT NULL;
     IF v_turned IS NOT NULL THEN
         PERFORM joex_private.count_turns(p_queue, v_turned, v_positions);
@@ -425,11 +424,11 @@ END $$;
 
 -- What choose would choose, and at a fraction of its cost, as long as the next groups on the ring run nothing: one job of each. It ends
 -- before a group that runs something, about which something is set, or in which both priorities wait: choose goes on from there.
--- places: the jobs, locked, in the order of service. is_all: no others wait. (Not while floors are on.)
+-- tids: the jobs, locked, in the order of service. is_all: no others wait. (Not while floors are on.)
 CREATE OR REPLACE FUNCTION joex_private.one_each(
-    p_queue text, p_from bigint, p_cursor regclass, p_free integer, OUT places tid[], OUT is_all boolean
+    p_queue text, p_from bigint, p_cursor regclass, p_free integer, OUT tids tid[], OUT is_all boolean
 ) LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_here CONSTANT bigint := p_from >> 8;
     v_start CONSTANT bigint := CASE p_from & 255 WHEN 0 THEN v_here - 1 ELSE v_here END;
@@ -438,14 +437,14 @@ DECLARE
     v_last bigint;
     v_next record;
 BEGIN
-    places := '{}';
+    tids := '{}';
     is_all := false;
     -- (The visit to the group under the cursor may go on.)
     IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = v_here) THEN
         RETURN;
     END IF;
     LOOP
-        SELECT j.ctid AS place, j.ring, (j.lane <> 1 OR NOT EXISTS (
+        SELECT j.ctid AS tid, j.ring, (j.lane <> 1 OR NOT EXISTS (
                    SELECT FROM joex_private.job o WHERE o.queue = p_queue AND o.ring = j.ring AND o.lane = 2 OFFSET 0))
                AND NOT EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = j.ring)
                AND NOT EXISTS (SELECT FROM joex_private.job h
@@ -457,19 +456,19 @@ BEGIN
             v_after := -9223372036854775808;
             v_to := v_start;
             CONTINUE;
-        ELSIF v_next.ring IS NULL THEN      -- each group has had its turn
-            is_all := places = '{}' OR cardinality(places) = (SELECT count(*) FROM (
-                SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL LIMIT cardinality(places) + 1) x);
+        ELSIF v_next.ring IS NULL THEN      -- each group has been served
+            is_all := tids = '{}' OR cardinality(tids) = (SELECT count(*) FROM (
+                SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL LIMIT cardinality(tids) + 1) x);
             EXIT;
         END IF;
         EXIT WHEN NOT v_next.is_simple;
         -- (Another transaction may have locked it, or changed it since.)
-        PERFORM FROM joex_private.job j WHERE j.ctid = v_next.place AND j.lane IS NOT NULL FOR UPDATE SKIP LOCKED;
+        PERFORM FROM joex_private.job j WHERE j.ctid = v_next.tid AND j.lane IS NOT NULL FOR UPDATE SKIP LOCKED;
         EXIT WHEN NOT FOUND;
-        places := places || v_next.place;
+        tids := tids || v_next.tid;
         v_after := v_next.ring;
         v_last := v_next.ring;
-        EXIT WHEN cardinality(places) = p_free;
+        EXIT WHEN cardinality(tids) = p_free;
     END LOOP;
     PERFORM setval(p_cursor, v_last * 256 + 1) WHERE v_last IS NOT NULL;
 END $$;
@@ -506,7 +505,7 @@ CREATE OR REPLACE FUNCTION joex_private.entries_walked() RETURNS bigint LANGUAGE
            + pg_stat_get_xact_tuples_returned('joex_private.job_held'::regclass) $$;
 
 -- Hold the ring of a queue: an advisory lock of the session, on the hash of the queue's name. False: another session has held it
--- for a second. Then the take goes on without, for the ring keeps the order of turns alone: what keeps two takes from one job is
+-- for a second. Then the take goes on without, for the ring keeps only the order of service: what keeps two takes from one job is
 -- the lock of its row. So a session that hangs, or leaves the lock behind, stops no queue.
 CREATE OR REPLACE FUNCTION joex_private.wait_for_ring(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET lock_timeout = '1s' AS $$
 DECLARE
@@ -555,17 +554,17 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT floor((random() - 0.5) * 72057594037927936)::bigint $$;
 
--- The jobs at these places, which this transaction has locked, go to the executor, in this order; none does where it has begun to drain,
--- or its lease has ended. Against rescuers and drains, which write the executor's row: they wait for this transaction and see all that it
--- takes, or this waits for them, and takes nothing then. (To lock a row is to write, so a take does it only when it writes anyway. It
+-- Give the jobs in these rows, which this transaction has locked, to the executor, in this order. Where it has begun to drain, or its
+-- lease has ended, this gives it none. Rescuers and drains write the executor's row. So they wait for this transaction and see all that
+-- it takes, or this waits for them, and then takes nothing. (To lock a row is to write, so a take does it only when it writes anyway. It
 -- shares the lock, so that a take whose link broke stops no later one of the executor. It has to wait: a transaction may lock the row and
 -- leave the executor in peace, and a wake-up is spent on one take. No deadlock comes of that, because the others lock jobs that an
 -- executor holds, and these are held by none.)
 -- Arguments come along where they are small, and those of one call have a megabyte together, or else no more than their share of it:
--- others are null, and the run asks for them itself (see joex_private.arguments). Else the arguments of one tenant would keep all
--- other tenants waiting on a slow link.
-CREATE OR REPLACE FUNCTION joex_private.hand_out(p_places tid[], p_executor integer, p_app_id text) RETURNS SETOF joex_private.taken
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+-- others are null, and the run asks for them itself (see joex_private.arguments). Otherwise the arguments of one tenant would block all
+-- other tenants on a slow link.
+CREATE OR REPLACE FUNCTION joex_private.hand_out(p_tids tid[], p_executor integer, p_app_id text) RETURNS SETOF joex_private.taken
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     -- Of this and the number of the job a hash makes the lock id: who has one can compute no other. (Chance has its price: without
     -- OpenSSL the server opens the kernel's device for each number.)
@@ -573,7 +572,7 @@ DECLARE
 BEGIN
     IF p_executor <> 0 THEN
         PERFORM FROM joex_private.executor e
-        WHERE e.id = p_executor AND e.left_at IS NULL AND NOT e.draining AND p_places <> '{}' FOR SHARE;
+        WHERE e.id = p_executor AND e.left_at IS NULL AND NOT e.draining AND p_tids <> '{}' FOR SHARE;
         IF NOT FOUND THEN
             RETURN;
         END IF;
@@ -588,7 +587,7 @@ BEGIN
                    FROM joex_private.task_timeout o
                    WHERE (SELECT EXISTS (SELECT FROM joex_private.task_timeout)) -- (once: most databases have none)
                          AND o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
-        FROM unnest(p_places) WITH ORDINALITY AS c(place, nr) WHERE j.ctid = c.place
+        FROM unnest(p_tids) WITH ORDINALITY AS c(tid, nr) WHERE j.ctid = c.tid
         RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
                   j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
                   extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect,
@@ -611,7 +610,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.take_in_turn(
     p_executor integer, p_app_id text, p_queue text, p_cursor regclass, p_drawn regclass, p_free integer, p_high integer, p_low integer,
     p_most bytea
-) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_simple boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
     v_from bigint;
@@ -624,7 +623,7 @@ DECLARE
     v_held bigint;
     v_begun timestamptz;
     v_is_all boolean := false;
-    v_places tid[];
+    v_tids tid[];
     v_blocked bigint[];
     v_without bigint[] := '{}';
     v_holds_ring boolean;   -- null: it has not asked for it
@@ -632,43 +631,43 @@ BEGIN
     -- The ring is held while choosing, not until the commit has reached the disk: other takes skip the rows locked here.
     -- Session locks outlive an error; hence the handlers here and in take, which cancellation must reach too.
     LOOP
-        v_places := '{}';
+        v_tids := '{}';
         v_blocked := '{}';
         IF v_holds_ring IS NULL THEN
-            SELECT h.places, h.holds_ring INTO v_places, v_holds_ring
+            SELECT h.tids, h.holds_ring INTO v_tids, v_holds_ring
             FROM joex_private.hold_ring(p_queue, p_cursor, p_drawn, v_want) h;
             v_from := CASE WHEN p_cursor IS NULL THEN joex_private.any_place() * 256
                            ELSE coalesce(pg_sequence_last_value(p_cursor), -9223372036854775808) END;
         END IF;
-        IF v_places = '{}' AND v_simple THEN
-            SELECT e.places, e.is_all INTO v_places, v_is_all FROM joex_private.one_each(p_queue, v_from, p_cursor, v_want) e;
-            EXIT WHEN v_places = '{}' AND v_is_all;
-            v_again := v_places <> '{}';
+        IF v_tids = '{}' AND v_simple THEN
+            SELECT e.tids, e.is_all INTO v_tids, v_is_all FROM joex_private.one_each(p_queue, v_from, p_cursor, v_want) e;
+            EXIT WHEN v_tids = '{}' AND v_is_all;
+            v_again := v_tids <> '{}';
         END IF;
         v_simple := false;
-        IF v_places = '{}' THEN
+        IF v_tids = '{}' THEN
             -- (No worker makes plans: its transaction may stay open, see publish_plan.)
             v_plans := p_executor <> 0 AND p_drawn IS NOT NULL AND v_holds_ring;
             v_ahead := CASE WHEN v_plans THEN joex_private.services_to_plan(p_queue) ELSE 0 END;
             v_begun := clock_timestamp();
-            SELECT c.places, c.blocked, c.cursors, c.turns, c.held INTO v_places, v_blocked, v_cursors, v_turns, v_held
+            SELECT c.tids, c.blocked, c.cursors, c.turns, c.held INTO v_tids, v_blocked, v_cursors, v_turns, v_held
             FROM joex_private.choose(
                 p_queue, v_from, v_again, p_cursor, greatest(v_want, v_ahead), p_high, p_low, p_most, v_without) c;
-            EXIT WHEN v_places = '{}' AND v_blocked = '{}';
-            IF cardinality(v_places) > v_want OR cardinality(v_places) = v_want AND v_plans AND v_ahead = 0 AND v_held >= 256 THEN
+            EXIT WHEN v_tids = '{}' AND v_blocked = '{}';
+            IF cardinality(v_tids) > v_want OR cardinality(v_tids) = v_want AND v_plans AND v_ahead = 0 AND v_held >= 256 THEN
                 PERFORM joex_private.publish_plan(
-                    p_queue, p_drawn, v_places[v_want + 1:], v_cursors[v_want:], v_turns[v_want + 1:], v_held, v_begun);
-                v_places := v_places[:v_want];
+                    p_queue, p_drawn, v_tids[v_want + 1:], v_cursors[v_want:], v_turns[v_want + 1:], v_held, v_begun);
+                v_tids := v_tids[:v_want];
             END IF;
             v_again := true;
         END IF;
-        v_want := v_want - cardinality(v_places);
+        v_want := v_want - cardinality(v_tids);
         v_without := v_without || v_blocked;
         IF (v_want = 0 OR v_is_all) AND v_holds_ring THEN
             PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
             v_holds_ring := false;
         END IF;
-        RETURN QUERY SELECT * FROM joex_private.hand_out(v_places, p_executor, p_app_id);
+        RETURN QUERY SELECT * FROM joex_private.hand_out(v_tids, p_executor, p_app_id);
         EXIT WHEN v_want = 0 OR v_is_all;
     END LOOP;
     IF v_holds_ring THEN
@@ -684,13 +683,14 @@ END $$;
 -- leaves work. One that does not listen is never asleep. A dead or hung one counts until it has missed a few heartbeats. (By the clock of
 -- the server, which may be wrong: then jobs go to an executor that could have left, or wait until the silent one is declared dead.)
 CREATE OR REPLACE FUNCTION joex_private.another_can_take(p_queue text) RETURNS boolean
-LANGUAGE sql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql VOLATILE SET enable_bitmapscan = off SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM joex_private.executor e JOIN joex_private.lease l ON l.executor_id = e.id
                    WHERE e.asleep_since IS NOT NULL AND NOT e.spare AND NOT e.draining AND p_queue = ANY (e.queues)
                          AND l.heartbeat_at > clock_timestamp() - least(e.lease * 0.75, interval '30 seconds')) $$;
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
--- p_high, p_low. Empty: there is nothing for it now, or it is draining, or its pool could do without it and another one can take. Raises JX001 where the executor's lease has ended.
+-- p_high, p_low. Empty: there is nothing for it now, or it is draining, or its pool could do without it and another one can take. Raises
+-- JX001 where the executor's lease has ended. (Its settings hold in the functions that it calls: those that only takes call repeat none.)
 -- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex_private.accept).
 CREATE OR REPLACE FUNCTION joex_private.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
@@ -703,7 +703,7 @@ DECLARE
     v_want integer := p_free;
     v_got integer;
     v_drawn regclass;       -- null: this take neither draws from plans nor makes any
-    v_places tid[];
+    v_tids tid[];
     v_walked CONSTANT bigint := joex_private.entries_walked();
     v_name text;
 BEGIN
@@ -732,17 +732,17 @@ BEGIN
         END IF;
         IF v_executor.spare AND joex_private.another_can_take(v_queue.name) THEN
             -- (A timer of this executor may have found the job due, and no other one has that timer. What waits anyway, as the jobs of
-            -- a paused group do, wakes nobody: each heartbeat of each spare executor looks for work.)
+            -- a paused group do, wakes no executor: each heartbeat of each spare executor looks for work.)
             IF v_queue.due_at <= v_now AND joex_private.has_runnable(v_queue.name) THEN
                 PERFORM joex_private.wake(v_queue.name, 1);
             END IF;
             CONTINUE;
         END IF;
         v_drawn := CASE WHEN p_most >= joex_private.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
-        v_places := joex_private.draw(v_queue.name, v_drawn, v_want);
-        IF v_places <> '{}' THEN
-            RETURN QUERY SELECT * FROM joex_private.hand_out(v_places, p_executor, v_executor.app_id);
-            v_want := v_want - cardinality(v_places);
+        v_tids := joex_private.draw(v_queue.name, v_drawn, v_want);
+        IF v_tids <> '{}' THEN
+            RETURN QUERY SELECT * FROM joex_private.hand_out(v_tids, p_executor, v_executor.app_id);
+            v_want := v_want - cardinality(v_tids);
         END IF;
         IF v_want > 0 THEN
             -- (Workers may ask for any name: a name without a job makes no queue, because queues stay.)
@@ -754,7 +754,7 @@ BEGIN
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_want := v_want - v_got;
         END IF;
-        -- Many more than it takes: most were dead. (A sequence tells it without a write.)
+        -- It has met many more entries than it takes, so most were dead. (A sequence notes this without a write.)
         IF joex_private.entries_walked() - v_walked > 1000 + 50 * p_free THEN
             PERFORM nextval('joex_private.long_takes');
         END IF;

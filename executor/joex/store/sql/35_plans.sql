@@ -2,16 +2,16 @@
 --
 -- To choose (see 30_take.sql) a take must look at all groups with work and count what they hold: the cost of the fleet, not of the
 -- batch. So a take that has to choose chooses ahead, for a 128th of the held jobs, in the very order in which the rule serves them.
--- Other takes draw from this plan: a number from a sequence, and the row at its entry, which they lock. A plan is advice: it is never
--- wrong to take a runnable job, only not its turn. A draw passes over an entry whose job has been taken, changed or moved meanwhile,
--- and checks pauses and limits. New groups, changes of weight, and runs that have ended since wait for the next choice: until
--- the entries are used up, at most a fifth of a second (or three times as long as a choice takes).
--- The next choice goes on where the draws have ended: it gives back the turns that no take has drawn.
+-- Other takes draw from this plan: a number from a sequence, and the row at its entry, which they lock. A plan is advice: to take a
+-- runnable job too early breaks the order of service, and nothing else. A draw passes over an entry whose job has been taken, changed or
+-- moved meanwhile, and checks pauses and limits. New groups, changes of weight, and runs that have ended since wait for the next choice:
+-- until the entries are used up, at most a fifth of a second (or three times as long as a choice takes).
+-- The next choice goes on where the draws have ended: it gives back the services that no take has drawn.
 --
 -- Fleets that hold few jobs have no plans.
 
 -- How many services to choose ahead: a 128th of what was held lately; as many as fit into a page. 0: that is not known, or little.
-CREATE OR REPLACE FUNCTION joex_private.services_to_plan(p_queue text) RETURNS integer LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
+CREATE OR REPLACE FUNCTION joex_private.services_to_plan(p_queue text) RETURNS integer LANGUAGE sql VOLATILE AS $$
     SELECT coalesce((
         SELECT CASE WHEN p.held >= 256 THEN least(p.held / 128, 400) ELSE 0 END FROM joex_private.plan p
         WHERE p.queue = p_queue AND p.made_at BETWEEN clock_timestamp() - interval '10 seconds' AND clock_timestamp()
@@ -20,12 +20,12 @@ CREATE OR REPLACE FUNCTION joex_private.services_to_plan(p_queue text) RETURNS i
 -- Hold the ring of a queue (see wait_for_ring), to choose; unless another take has made a plan meanwhile: then these are the next jobs by
 -- it, locked, and holds_ring is null.
 CREATE OR REPLACE FUNCTION joex_private.hold_ring(
-    p_queue text, p_cursor regclass, p_drawn regclass, p_want integer, OUT places tid[], OUT holds_ring boolean
+    p_queue text, p_cursor regclass, p_drawn regclass, p_want integer, OUT tids tid[], OUT holds_ring boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     holds_ring := pg_try_advisory_lock(joex_private.ring_lock(), hashtext(p_queue)) OR joex_private.wait_for_ring(p_queue);
-    places := joex_private.draw(p_queue, p_drawn, p_want);
-    IF places <> '{}' THEN
+    tids := joex_private.draw(p_queue, p_drawn, p_want);
+    IF tids <> '{}' THEN
         IF holds_ring THEN
             PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
         END IF;
@@ -37,7 +37,7 @@ END $$;
 
 -- End the plan of a queue, whose ring the caller holds: cursor and counting schemes go back to the first entry that has not been drawn.
 CREATE OR REPLACE FUNCTION joex_private.give_back_turns(p_queue text, p_cursor regclass, p_drawn regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_plan joex_private.plan;
     v_last bigint;
@@ -46,7 +46,7 @@ DECLARE
     v_positions integer[];
 BEGIN
     SELECT * INTO v_plan FROM joex_private.plan p WHERE p.queue = p_queue ORDER BY p.first DESC LIMIT 1;
-    v_last := v_plan.first + cardinality(v_plan.places) - 1;
+    v_last := v_plan.first + cardinality(v_plan.tids) - 1;
     v_drawn := greatest(coalesce(pg_sequence_last_value(p_drawn), 0), v_plan.first - 1);
     IF v_drawn < v_last THEN
         PERFORM setval(p_drawn, v_last);        -- (first: a take that draws from now on gets nothing)
@@ -64,47 +64,47 @@ END $$;
 
 -- The next jobs by the plan of a queue, locked.
 CREATE OR REPLACE FUNCTION joex_private.draw(p_queue text, p_drawn regclass, p_want integer) RETURNS tid[]
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_plan record;
     v_left bigint;
     v_entries tid[];
-    v_places tid[] := '{}';
+    v_tids tid[] := '{}';
 BEGIN
     IF p_drawn IS NULL THEN
-        RETURN v_places;
+        RETURN v_tids;
     END IF;
-    SELECT p.first, p.places, p.made_at, p.renew_at,
+    SELECT p.first, p.tids, p.made_at, p.renew_at,
            EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = p_queue) AS has_settings
     INTO v_plan FROM joex_private.plan p WHERE p.queue = p_queue ORDER BY p.first DESC LIMIT 1;
     -- (A clock that was set back makes no plan live on.)
     IF clock_timestamp() BETWEEN v_plan.made_at AND v_plan.renew_at THEN
         LOOP
-            v_left := v_plan.first + cardinality(v_plan.places) - 1 - coalesce(pg_sequence_last_value(p_drawn), 0);
-            EXIT WHEN v_left <= 0 OR cardinality(v_places) = p_want;
+            v_left := v_plan.first + cardinality(v_plan.tids) - 1 - coalesce(pg_sequence_last_value(p_drawn), 0);
+            EXIT WHEN v_left <= 0 OR cardinality(v_tids) = p_want;
             v_entries := '{}';
-            FOR _ IN 1 .. least(p_want - cardinality(v_places), v_left) LOOP
-                v_entries := v_entries || v_plan.places[nextval(p_drawn) - v_plan.first + 1];
+            FOR _ IN 1 .. least(p_want - cardinality(v_tids), v_left) LOOP
+                v_entries := v_entries || v_plan.tids[nextval(p_drawn) - v_plan.first + 1];
             END LOOP;
             EXIT WHEN v_entries[1] IS NULL;
             IF v_plan.has_settings THEN
-                v_entries := joex_private.allowed(v_entries, v_places, p_queue);
+                v_entries := joex_private.allowed(v_entries, v_tids, p_queue);
             END IF;
-            v_places := v_places || ARRAY(
+            v_tids := v_tids || ARRAY(
                 SELECT j.ctid FROM joex_private.job j
                 WHERE j.ctid = ANY (v_entries) AND j.queue = p_queue AND j.lane IS NOT NULL
                 ORDER BY array_position(v_entries, j.ctid) FOR UPDATE SKIP LOCKED);
         END LOOP;
     END IF;
-    RETURN v_places;
+    RETURN v_tids;
 END $$;
 
 -- Those of the entries whose groups may run them now, beside the jobs that this draw has locked: not paused, and below their limits.
 CREATE OR REPLACE FUNCTION joex_private.allowed(p_entries tid[], p_locked tid[], p_queue text) RETURNS tid[]
-LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
-    SELECT coalesce(array_agg(e.place ORDER BY e.nr) FILTER (WHERE e.place = ANY (p_entries)), '{}')
-    FROM (SELECT t.place, t.nr, j.ring, row_number() OVER (PARTITION BY j.ring ORDER BY t.nr) AS kth
-          FROM unnest(p_locked || p_entries) WITH ORDINALITY t(place, nr) JOIN joex_private.job j ON j.ctid = t.place) e
+LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(array_agg(e.tid ORDER BY e.nr) FILTER (WHERE e.tid = ANY (p_entries)), '{}')
+    FROM (SELECT t.tid, t.nr, j.ring, row_number() OVER (PARTITION BY j.ring ORDER BY t.nr) AS kth
+          FROM unnest(p_locked || p_entries) WITH ORDINALITY t(tid, nr) JOIN joex_private.job j ON j.ctid = t.tid) e
     CROSS JOIN LATERAL (SELECT coalesce(bool_or(g.paused), false) AS paused, min(g.max_running) AS most
                         FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = e.ring) s
     WHERE NOT s.paused AND (s.most IS NULL OR e.kth <= joex_private.room(p_queue, e.ring, s.most)) $$;
@@ -112,15 +112,15 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
 -- Publish what a take has chosen for the takes after it. It keeps the ring until its transaction has ended, because until then other
 -- takes see neither the plan nor its jobs, which are locked: a choice would find less than there is.
 CREATE OR REPLACE FUNCTION joex_private.publish_plan(
-    p_queue text, p_drawn regclass, p_places tid[], p_cursors bigint[], p_turns integer[], p_held bigint, p_begun timestamptz
+    p_queue text, p_drawn regclass, p_tids tid[], p_cursors bigint[], p_turns integer[], p_held bigint, p_begun timestamptz
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_now CONSTANT timestamptz := clock_timestamp();
     v_first CONSTANT bigint := nextval(p_drawn) + 1;
 BEGIN
     PERFORM pg_advisory_xact_lock(joex_private.ring_lock(), hashtext(p_queue));
-    INSERT INTO joex_private.plan (queue, first, places, cursors, turns, held, renew_at)
-    VALUES (p_queue, v_first, p_places, p_cursors, p_turns::smallint[], p_held, v_now + greatest(interval '200 ms', 3 * (v_now - p_begun)));
+    INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, held, renew_at)
+    VALUES (p_queue, v_first, p_tids, p_cursors, p_turns::smallint[], p_held, v_now + greatest(interval '200 ms', 3 * (v_now - p_begun)));
     -- (The plan before, of which there is one at most, because this take holds the ring. A search for all would walk over plans that
     -- vacuum can't clear.)
     DELETE FROM joex_private.plan p WHERE p.queue = p_queue
