@@ -26,7 +26,6 @@ import pytest
 from joex import Client
 from joex.cli import main
 from joex.config import Settings
-from joex.core.group_bucket import group_bucket
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
 from joex.store.executors import NewExecutor, register
@@ -388,7 +387,6 @@ async def test_groups_are_listed_with_their_settings_which_can_be_set(joex, clie
     assert (busy["group"], busy["waiting"], busy["weight"], busy["max_running"]) == ("acme", 1, 3, 2)
     assert busy["paused"] is True
     assert (idle["group"], idle["queue"], idle["waiting"], idle["weight"]) == ("idle", "other", 0, 2)
-    assert (busy["bucket"], idle["bucket"]) == (group_bucket("acme"), group_bucket("idle"))
     assert await joex.done("groups", "set", "acme", "--no-limit", "--resume") == (
         "group acme in queue default: weight 3, no limit, not paused"
     )

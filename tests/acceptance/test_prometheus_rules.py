@@ -52,8 +52,7 @@ def existing():
     """The names of all metrics, as in queries; those of histograms without the suffixes of their samples."""
     executor = ExecutorMetrics(slots=1, busy=lambda: 0, tasks=())
     pages = [metrics.render()[0].decode() for metrics in (executor, OperatorMetrics())]
-    names = {name for page in pages for name in re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)}
-    return {name for name in names if not name.endswith("_created")}
+    return {name for page in pages for name in re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)}
 
 
 def named(expression):

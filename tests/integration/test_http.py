@@ -21,7 +21,6 @@ import pytest
 
 from joex import Client, ConfigError
 from joex.config import Settings
-from joex.core.group_bucket import group_bucket
 from joex.core.job import RunningJob
 from joex.core.priority_turns import CountingScheme
 from joex.http import queues, route, slow_callers
@@ -654,7 +653,6 @@ async def test_a_group_may_have_any_name(http, client):
     assert (await http.post(f"/api/v1/groups/{quote(name, safe='')}", json={"weight": 2})).status_code == 200
     (group,) = (await http.get("/api/v1/groups")).json()["groups"]
     assert (group["group"], group["weight"], group["waiting"]) == (name, 2, 1)
-    assert group["bucket"] == group_bucket(name)
 
 
 @pytest.mark.parametrize(

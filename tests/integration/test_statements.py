@@ -79,7 +79,6 @@ CALLS = {
     "log_ends_of": f"joex_private.log_ends_of(ARRAY[{NO_JOB}], ARRAY['failed'], ARRAY['x'], ARRAY[1.0], NULL, \
                      ARRAY[1], ARRAY['canceled'])",
     "log_of_success": f"joex_private.log_of_success({NO_JOB})",
-    "group_bucket": "joex.group_bucket('a')",
     "has_runnable": "joex_private.has_runnable('default')",
     "forget_turns": "joex_private.forget_turns()",
     "forget_lines": f"joex_private.forget_lines({NO_JOB})",

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from joex.core.group_bucket import group_bucket
 from joex.store import executors, stats
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -203,13 +202,6 @@ async def test_no_group_is_behind_where_levels_differ_by_less_than_two(bench, me
     assert queue.groups_behind == 0
 
 
-@pytest.mark.parametrize("group", ["acme", "a", "Müller & Söhne", "日本", "x" * 254])
-async def test_the_bucket_of_a_group_is_the_same_here_and_in_the_database(bench, group):
-    await bench.submit(group)
-    [found] = await stats.group_stats(bench.connection)
-    assert found.bucket == group_bucket(group) == await bench.connection.fetchval("SELECT joex.group_bucket($1)", group)
-
-
 async def test_an_executor_is_shown_with_what_it_does(bench, another_connection):
     ids = {name: await bench.executor(name) for name in ("awake", "asleep", "busy", "draining", "left", "dead")}
     await executors.fall_asleep(bench.connection, ids["asleep"])
@@ -240,7 +232,7 @@ COLUMNS = {
     "retries cancel_requested progress progress_message submitted_at scheduled_at started_at finished_at message "
     "result error seq",
     "group_stats": "queue grp waiting deferred scheduled running stuck oldest_runnable_seconds weight paused "
-    "max_running bucket",
+    "max_running",
     "queue_stats": "queue waiting deferred scheduled running stuck oldest_runnable_seconds groups",
     "executors": "id app_id state held pool_size queues host pid pod_uid http_address version tasks started_at "
     "heartbeat_at left_at silent_seconds",

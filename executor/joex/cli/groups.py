@@ -10,7 +10,6 @@ from joex.cli.database import with_connection
 from joex.cli.options import AsJson, DatabaseUrl, Limit, OfQueue
 from joex.cli.output import note, print_json, print_table, say
 from joex.core.duration import span
-from joex.core.group_bucket import group_bucket
 from joex.errors import ConfigError
 from joex.store.stats import GroupSetting, GroupStats, group_settings, group_stats, set_group
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "GROUP", "QUEUE", "WAITING", "DEFERRED", "STUCK", "SCHEDULED", "RUNNING", "OLDEST", "WEIGHT", "LIMIT", "PAUSED",
-    "BUCKET",
 )  # fmt: skip
 
 groups_app = typer.Typer()
@@ -36,8 +34,7 @@ def groups(
 ) -> None:
     """List the groups, or change their settings.
 
-    Lists groups with unfinished jobs, the largest first, and groups that have settings. BUCKET is the label
-    group_bucket of metrics.
+    Lists groups with unfinished jobs, the largest first, and groups that have settings.
     """
     if context.invoked_subcommand is not None:
         if queue is not None or as_json or database_url is not None:
@@ -47,7 +44,7 @@ def groups(
     if as_json:
         print_json(found[:limit])
     elif found:
-        print_table(_COLUMNS, map(_row, found[:limit]), numbers=(*_COLUMNS[2:10], "BUCKET"))
+        print_table(_COLUMNS, map(_row, found[:limit]), numbers=_COLUMNS[2:10])
     else:
         say("no groups have unfinished jobs or settings")
     if len(found) > limit:
@@ -121,13 +118,12 @@ def _idle(setting: GroupSetting) -> GroupStats:
         paused=setting.paused,
         max_running=setting.max_running,
         max_waiting=setting.max_waiting,
-        bucket=group_bucket(setting.group),
     )
 
 
 def _row(g: GroupStats) -> tuple[object, ...]:
     counts = (g.waiting, g.deferred, g.stuck, g.scheduled, g.running)
-    return (g.group, g.queue, *counts, span(g.oldest_runnable_seconds), g.weight, g.max_running, g.paused, g.bucket)
+    return (g.group, g.queue, *counts, span(g.oldest_runnable_seconds), g.weight, g.max_running, g.paused)
 
 
 def _words(setting: GroupSetting) -> str:

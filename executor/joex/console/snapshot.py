@@ -266,7 +266,7 @@ class Snapshots:
         settings = await stats.group_settings(connection, most=_EVERY_GROUP)
         known = {(one.queue, one.group) for one in groups}
         groups += [
-            GroupStats(one.queue, one.group, 0, 0, 0, 0, 0, None, one.weight, one.paused, one.max_running, 0,
+            GroupStats(one.queue, one.group, 0, 0, 0, 0, 0, None, one.weight, one.paused, one.max_running,
                        one.max_waiting)
             for one in settings if (one.queue, one.group) not in known
         ]  # fmt: skip

@@ -1,8 +1,8 @@
 """Events -> numbers for Prometheus.
 
-Labels are bounded: task, queue, the bucket of a group, result, and fixed words. Any client can submit a job of a task
-that no app has, so one tally of each queue counts all tasks that this executor's app does not have. The queues are the
-executor's own. docs/reference/metrics.md explains each number.
+Labels are bounded: task, result, and fixed words. Any client can submit a job of a task that no app has, so one tally
+counts all tasks that this executor's app does not have. What is the same for all executors of a queue is not counted
+here: `joex.observe.queue_metrics` reads it from the database. docs/reference/metrics.md explains each number.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Container
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from joex.core import events
-from joex.core.group_bucket import group_bucket
-from joex.core.job import TakenJob
-from joex.observe.tallies import RunTallies, RunTally
+from joex.core.job import State
+from joex.observe import page
+from joex.observe.tallies import RunTallies, TaskTally
 
 _OTHERS = "(others)"
 _DROPPED = (
@@ -26,7 +25,7 @@ _DROPPED = (
 )
 """Why `joex.runtime.job_log_writer` drops log lines; any other reason is an answer of the database."""
 
-_TAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_TAKE_SECONDS = (0.01, 0.05, 0.25, 1)
 
 
 class Metrics:
@@ -68,7 +67,7 @@ class Metrics:
 
     def render(self) -> tuple[bytes, str]:
         """The page for Prometheus, and its content type."""
-        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+        return page.render(self._registry)
 
     def _make_run_meters(self) -> None:
         self._conflicts = self._counter(
@@ -142,21 +141,22 @@ class Metrics:
         self._take_seconds.observe(event.seconds)
 
     def _run_started(self, event: events.RunStarted) -> None:
-        job = event.job
-        tally = self._tallies.runs.get((job.task, job.queue)) or self._first_of(job)
-        tally.started += 1
-        tally.waited[group_bucket(job.group)].add(job.waited)
+        self._tallies.add_wait(event.job.waited)
 
     def _run_ended(self, event: events.RunEnded) -> None:
-        job = event.job
-        tally = self._tallies.runs.get((job.task, job.queue)) or self._first_of(job)
-        tally.ended[event.verdict.state] += 1
+        state = event.verdict.state
+        self._tallies.ended[state] += 1
+        tally = self._tallies.tasks.get(event.job.task) or self._first_of(event.job.task)
+        if state is State.SUCCESS:
+            tally.success += 1
+        elif state is State.FAILED:
+            tally.failed += 1
         if event.seconds is not None:
-            tally.seconds.add(event.seconds)
+            tally.seconds += event.seconds
 
     def _lines_dropped(self, event: events.LogLinesDropped) -> None:
         self._dropped.labels(event.reason if event.reason in _DROPPED else _OTHERS).inc(event.lines)
 
-    def _first_of(self, job: TakenJob) -> RunTally:
-        """The tally for a job whose task and queue have none yet, or whose task the app does not have."""
-        return self._tallies.add(job.task if job.task in self._tasks else _OTHERS, job.queue)
+    def _first_of(self, task: str) -> TaskTally:
+        """The tally for a task that has none yet, or that the app does not have."""
+        return self._tallies.tasks.setdefault(task if task in self._tasks else _OTHERS, TaskTally())

@@ -30,7 +30,7 @@ _SHARES = statement("""
 """)
 _GROUPS = statement("""
     SELECT queue, grp, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, weight, paused,
-           max_running, bucket, max_waiting
+           max_running, max_waiting
     FROM joex.group_stats
     WHERE ($1::text[] IS NULL OR queue = ANY ($1)) AND ($2::text[] IS NULL OR grp = ANY ($2))
     ORDER BY waiting + running DESC, queue, grp LIMIT $3::integer
@@ -114,7 +114,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Unfinished jobs of a group in a queue, its settings, and its bucket (see `joex.core.group_bucket`)."""
+    """Unfinished jobs of a group in a queue, and its settings."""
 
     queue: str
     group: str
@@ -127,7 +127,6 @@ class GroupStats:
     weight: int
     paused: bool
     max_running: int | None
-    bucket: int
     max_waiting: int | None
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from joex.observe import page
 from joex_operator.api.objects import Pool
 from joex_operator.decide.actions import Action
 from joex_operator.decide.plan import ObservedPool, Plan
@@ -70,4 +70,4 @@ class OperatorMetrics:
 
     def render(self) -> tuple[bytes, str]:
         """The page for Prometheus and its content type."""
-        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+        return page.render(self._registry)

@@ -42,10 +42,6 @@ WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
     SELECT FROM bounds b
     WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues)));
 
--- The bucket of a group, 0 to 7: a label of the metrics.
-CREATE OR REPLACE FUNCTION joex.group_bucket(grp text) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(grp, 'UTF8')), 0) % 8 $$;
-
 -- Unfinished jobs by queue and group, with the settings of the group.
 CREATE OR REPLACE VIEW joex.group_stats WITH (security_barrier) AS
 WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
@@ -61,7 +57,6 @@ SELECT c.queue,                                                 -- text
        coalesce(max(s.weight), 1) AS weight,                    -- integer: see joex.set_group
        coalesce(bool_or(s.paused), false) AS paused,            -- boolean
        max(s.max_running) AS max_running,                       -- integer
-       joex.group_bucket(c.grp) AS bucket,                      -- integer: see joex.group_bucket
        max(s.max_waiting) AS max_waiting                        -- integer
 -- (From the partial indexes, so that finished jobs cost nothing, even while vacuum can't remove them: see 25_floors.sql.)
 FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job WHERE due_at IS NOT NULL
