@@ -94,8 +94,8 @@ def test_of_an_ordinary_day_all_is_told_and_all_is_asked():
 def test_an_alert_tells_how_bad_it_is_what_it_is_and_what_to_do(name):
     rule = rules("alert")[name]
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
-    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
-    assert rule["annotations"]["runbook"] == f"docs/reference/metrics.md#{name.lower()}"
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    assert rule["annotations"]["runbook_url"] == f"docs/reference/metrics.md#{name.lower()}"
     section = DOCS.read_text("utf-8").partition(f"\n## {name}\n")[2].strip()
     assert section.startswith(rule["labels"]["severity"].capitalize() + ". ")
 

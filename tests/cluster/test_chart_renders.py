@@ -53,7 +53,9 @@ SWITCHES: dict[str, tuple[set[Key], set[Key]]] = {
     "postgresql.persistence.enabled=true": ({("PersistentVolumeClaim", "joex-postgresql")}, set()),
     "watchNamespaces={prod}": (set(), set()),
     "watchNamespaces={*}": (CLUSTER_WIDE, OWN_NAMESPACE),
-    "serviceAccount.name=mine": (set(), {("ServiceAccount", "joex-operator")}),
+    "serviceAccount.name=mine": ({("ServiceAccount", "mine")}, {("ServiceAccount", "joex-operator")}),
+    "serviceAccount.create=false serviceAccount.name=mine": (set(), {("ServiceAccount", "joex-operator")}),
+    "rbac.create=false": (set(), OWN_NAMESPACE | {("Role", "joex-operator"), ("RoleBinding", "joex-operator")}),
     "podDisruptionBudget.enabled=true": ({("PodDisruptionBudget", "joex-operator")}, set()),
     "metrics.serviceMonitor.enabled=true": (
         {("ServiceMonitor", "joex-operator"), ("PodMonitor", "joex-executors")},
@@ -81,6 +83,11 @@ EVERYTHING = [
     *("operator.extraVolumes[0].name=ca", "operator.extraVolumes[0].configMap.name=db-ca"),
     *("operator.extraVolumeMounts[0].name=ca", "operator.extraVolumeMounts[0].mountPath=/etc/joex/ca"),
     "networkPolicy.executorsFrom[0].podSelector.matchLabels.app=prometheus",
+    *("commonLabels.team=shop", "operator.topologySpreadConstraints[0].maxSkew=1"),
+    *(
+        "operator.topologySpreadConstraints[0].topologyKey=zone",
+        "operator.topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+    ),
     *("operator.priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry"),
     *("postgresql.persistence.enabled=true", "postgresql.persistence.storageClass=fast"),
     *(
@@ -121,6 +128,9 @@ WRONG = {
     "database.url=postgresql://h/d database.existingSecret=s": "database.existingSecret, database.url: set only one",
     "database.existingSecret=s postgresql.enabled=true": "postgresql.enabled: a database is set",
     "postgresql.enabled=false": "pool.enabled: the first pool needs a database",
+    "serviceAccount.create=false": "serviceAccount.name: name the existing account",
+    "commonLabels.cost={a}": "/commonLabels/cost",
+    "metrics.prometheusRule.runbookUrl=docs": "/metrics/prometheusRule/runbookUrl",
     "console.proxies={proxy}": "/console/proxies/0",
     "console.userScopes={executor}": "/console/userScopes/0",
     "console.enabled=true pool.enabled=false postgresql.enabled=false": "console.enabled: the console needs a database",
@@ -273,7 +283,6 @@ async def test_the_operator_starts_anew_when_its_first_pool_changes_and_for_no_m
     monitored = pod_templates(await render(helm, "metrics.serviceMonitor.enabled=true"))["joex-operator"]
     changed = pod_templates(await render(helm, "pool.spec.poolSize=4"))["joex-operator"]
     assert monitored == plain
-    assert changed["metadata"]["annotations"].keys() == {"checksum/pools"}
     assert changed["metadata"]["annotations"] != plain["metadata"]["annotations"]
     assert changed["spec"] == plain["spec"]
 
@@ -304,6 +313,72 @@ async def test_a_digest_is_taken_instead_of_the_tag(helm: Helm) -> None:
     digest = f"sha256:{'0' * 64}"
     [container] = pod_templates(await render(helm, f"image.digest={digest}"))["joex-operator"]["spec"]["containers"]
     assert container["image"] == f"joex@{digest}"
+
+
+async def test_a_global_registry_comes_before_all_images(helm: Helm) -> None:
+    rendered = await render(helm, "console.enabled=true", "global.imageRegistry=mirror.example:5000/")
+    images = {
+        name: template["spec"]["containers"][0]["image"].removeprefix("mirror.example:5000/")
+        for name, template in pod_templates(rendered).items()
+    }
+    assert images.pop("joex-postgresql") == "postgres:18"
+    assert len(images) == 3
+    assert {image.partition(":")[0] for image in images.values()} == {"joex"}
+    [container] = pod_templates(rendered)["joex-operator"]["spec"]["containers"]
+    [of_executors] = [one["value"] for one in container["env"] if one["name"] == "JOEX_OPERATOR_IMAGE"]
+    assert of_executors == container["image"]
+
+
+async def test_common_labels_are_on_all_objects_and_leave_selectors_and_the_labels_of_the_chart(helm: Helm) -> None:
+    values = ("commonLabels.team=shop", r"commonLabels.app\.kubernetes\.io/name=other", "operator.podLabels.team=ops")
+    all_of_it = ("console.enabled=true", "metrics.serviceMonitor.enabled=true", "metrics.grafanaDashboard.enabled=true")
+    plain, rendered = await render(helm, *all_of_it), await render(helm, *all_of_it, *values)
+    assert plain.keys() == rendered.keys()
+    for key, found in rendered.items():
+        assert found["metadata"]["labels"] == {**plain[key]["metadata"]["labels"], "team": "shop"}
+        if found["kind"] in ("Deployment", "Service"):
+            assert found["spec"]["selector"] == plain[key]["spec"]["selector"]
+    of_pods = {name: template["metadata"]["labels"].get("team") for name, template in pod_templates(rendered).items()}
+    # A label that an upgrade changes would replace the pod of the trial PostgreSQL.
+    assert of_pods == {"joex-operator": "ops", "joex-console": "shop", "joex-test": "shop", "joex-postgresql": None}
+
+
+async def test_security_contexts_are_those_of_all_pods_and_postgresql_keeps_its_user(helm: Helm) -> None:
+    values = ("podSecurityContext.runAsUser=7", "securityContext.readOnlyRootFilesystem=false")
+    templates = pod_templates(await render(helm, "console.enabled=true", *values))
+    users = {name: template["spec"]["securityContext"].pop("runAsUser") for name, template in templates.items()}
+    assert users == {"joex-operator": 7, "joex-console": 7, "joex-test": 7, "joex-postgresql": 999}
+    for template in templates.values():
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+        [container] = template["spec"]["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": False,
+        }
+
+
+async def test_pods_that_can_lose_their_volumes_hold_up_no_autoscaler(helm: Helm) -> None:
+    for name, template in pod_templates(await render(helm, "console.enabled=true")).items():
+        lost = [volume["name"] for volume in template["spec"].get("volumes", []) if "emptyDir" in volume]
+        annotations = template["metadata"].get("annotations", {})
+        said = annotations.get("cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes")
+        assert said == (",".join(lost) if lost and name != "joex-postgresql" else None)
+
+
+async def test_the_account_of_the_operator_is_the_one_that_is_named(helm: Helm) -> None:
+    rendered = await render(helm, "serviceAccount.create=false", "serviceAccount.name=mine")
+    assert pod_templates(rendered)["joex-operator"]["spec"]["serviceAccountName"] == "mine"
+    assert {one["name"] for one in rendered["RoleBinding", "joex-operator"]["subjects"]} == {"mine"}
+
+
+async def test_alerts_point_to_the_page_of_the_docs_that_says_what_to_do(helm: Helm) -> None:
+    url = "https://docs.example/joex/metrics.html"
+    rendered = await render(helm, "metrics.prometheusRule.enabled=true", f"metrics.prometheusRule.runbookUrl={url}")
+    for group in rendered["PrometheusRule", "joex"]["spec"]["groups"]:
+        for rule in group["rules"]:
+            if "alert" in rule:
+                assert rule["annotations"]["runbook_url"] == f"{url}#{rule['alert'].lower()}"
 
 
 async def test_the_monitors_find_the_operator_and_all_executors(helm: Helm) -> None:

@@ -29,19 +29,26 @@
 {{- end -}}
 
 {{- define "joex.serviceAccount" -}}
-{{ default (include "joex.operator" .) .Values.serviceAccount.name }}
+{{ .Values.serviceAccount.name | default (include "joex.operator" .) }}
 {{- end -}}
 
 {{- define "joex.image" -}}
 {{- $image := .Values.image -}}
 {{- if $image.digest -}}
-{{ $image.repository }}@{{ $image.digest }}
+{{ include "joex.registry" . }}{{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
-{{ $image.repository }}:{{ default .Chart.AppVersion $image.tag }}
+{{ include "joex.registry" . }}{{ $image.repository }}:{{ default .Chart.AppVersion $image.tag }}
 {{- end -}}
 {{- end -}}
 
-{{/* Labels: (list . "component"). Executors have the label of their component too. */}}
+{{- define "joex.registry" -}}
+{{- with .Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- end -}}
+
+{{/*
+Labels: (list . "component"), of objects and pods with more: (list . "component" $more). The chart's own take precedence.
+Executors have the label of their component too.
+*/}}
 
 {{- define "joex.selector" -}}
 {{- $root := index . 0 -}}
@@ -50,19 +57,22 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{- define "joex.labels" -}}
+{{- define "joex.podLabels" -}}
 {{- $root := index . 0 -}}
-{{ include "joex.selector" . }}
-app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- $more := ternary (last .) dict (gt (len .) 2) -}}
+{{ merge (include "joex.selector" . | fromYaml) $more $root.Values.commonLabels | toYaml }}
 {{- end -}}
 
-{{/* The requirements of the pod security standard "restricted" on each container, and a read-only root. */}}
-{{- define "joex.containerSecurity" -}}
-allowPrivilegeEscalation: false
-capabilities: {drop: [ALL]}
-readOnlyRootFilesystem: true
+{{- define "joex.labels" -}}
+{{- $root := index . 0 -}}
+{{- $chart := printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" -}}
+{{- $own := dict "app.kubernetes.io/version" $root.Chart.AppVersion "app.kubernetes.io/managed-by" $root.Release.Service "helm.sh/chart" $chart -}}
+{{ merge $own (include "joex.podLabels" . | fromYaml) | toYaml }}
+{{- end -}}
+
+{{/* A cluster autoscaler removes no node with a pod that has an emptyDir, unless the pod says it can lose it. */}}
+{{- define "joex.podAnnotations" -}}
+{{ merge (deepCopy .podAnnotations) (dict "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes" "tmp") | toYaml }}
 {{- end -}}
 
 {{- define "joex.placement" -}}
@@ -74,6 +84,9 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .affinity }}
 affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
@@ -150,6 +163,9 @@ spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull |
 {{- define "joex.check" -}}
 {{- if and (has "*" .Values.watchNamespaces) (gt (len .Values.watchNamespaces) 1) -}}
 {{- fail "watchNamespaces: * means all namespaces; name no other beside it" -}}
+{{- end -}}
+{{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
+{{- fail "serviceAccount.name: name the existing account, because serviceAccount.create is false" -}}
 {{- end -}}
 {{- $database := .Values.database -}}
 {{- if and $database.existingSecret $database.url -}}
