@@ -3,13 +3,16 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from joex.store import stats
 from joex_operator.control.database import Databases
 from joex_operator.control.queue_metrics import refresh_queue_metrics
 from joex_operator.metrics.databases import DatabaseMetrics
@@ -31,20 +34,30 @@ class Noted(DatabaseMetrics):
         super().reachable(url, value)
 
 
-@pytest.fixture
-async def metrics(database_url: str) -> AsyncIterator[Noted]:
-    """The metrics of an operator that queries the test's database."""
+@asynccontextmanager
+async def measuring(*urls: str, every: float = EVERY) -> AsyncIterator[Noted]:
+    """The metrics of an operator whose pools have these URLs."""
 
     def nobody(*_: Any) -> Any:
         raise AssertionError("this test has no periodic tasks")
 
     metrics, databases = Noted(CollectorRegistry()), Databases(lambda *_: None, migrate=False, start_scheduler=nobody)
-    databases.get(database_url)
-    measuring = asyncio.create_task(refresh_queue_metrics(databases, metrics, EVERY))
-    yield metrics
-    measuring.cancel()
-    await asyncio.gather(measuring, return_exceptions=True)
-    await databases.close()
+    for url in urls:
+        databases.get(url)
+    measuring = asyncio.create_task(refresh_queue_metrics(databases, metrics, every))
+    try:
+        yield metrics
+    finally:
+        measuring.cancel()
+        await asyncio.gather(measuring, return_exceptions=True)
+        await databases.close()
+
+
+@pytest.fixture
+async def metrics(database_url: str) -> AsyncIterator[Noted]:
+    """The metrics of an operator that queries the test's database."""
+    async with measuring(database_url) as metrics:
+        yield metrics
 
 
 def told(metrics: Noted, name: str) -> list[float]:
@@ -93,3 +106,40 @@ async def test_a_database_that_takes_no_writes_counts_as_not_reachable_and_the_l
     await connection.execute(f"ALTER DATABASE {database_name} RESET default_transaction_read_only")
     await eventually(lambda: told(metrics, "joex_operator_database_reachable") == [1])
     await eventually(lambda: tells("works again"))
+
+
+def another_url(url: str) -> str:
+    """Another URL of the same database, as that of a pool with a role of its own."""
+    return f"{url}{'&' if '?' in url else '?'}application_name=another"
+
+
+async def test_one_of_several_urls_reads_the_statistics_of_their_database(bench, database_url, monkeypatch):
+    read: list[str] = []
+
+    def counted(query):
+        def call(connection):
+            read.append(query.__name__)
+            return query(connection)
+
+        return call
+
+    for query in (stats.queue_stats, stats.queue_shares):
+        monkeypatch.setattr(stats, query.__name__, counted(query))
+    await bench.submit("acme")
+    async with measuring(database_url, another_url(database_url), every=3600) as metrics:
+        await eventually(lambda: len(metrics.answers) == 2)
+        await eventually(lambda: told(metrics, "joex_queue_active_groups") == [1])
+        assert told(metrics, "joex_queue_groups") == [1]
+        assert sorted(read) == ["queue_shares", "queue_stats"]
+        assert told(metrics, "joex_operator_database_reachable") == [1]
+
+
+async def test_another_url_reads_the_statistics_when_the_first_one_can_not(bench, database_url):
+    await bench.submit("acme")
+    parts = urlsplit(database_url)
+    wrong = parts._replace(netloc="nobody@" + parts.netloc.rpartition("@")[2]).geturl()
+    async with measuring(wrong, database_url) as metrics:
+        await eventually(lambda: told(metrics, "joex_queue_groups") == [1])
+        await eventually(lambda: told(metrics, "joex_queue_active_groups") == [1])
+        await eventually(lambda: False in metrics.answers)
+        assert told(metrics, "joex_operator_database_reachable") == [0]

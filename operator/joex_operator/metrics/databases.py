@@ -70,9 +70,9 @@ class DatabaseMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The samples of a page."""
-        # (A name that several URLs have has the samples of one of them.)
-        stats = {database_name(url): some for url, some in list(self._queues.items())}
-        shared = {database_name(url): some for url, some in list(self._shares.items())}
+        # (Of several URLs with one name, one has the statistics. Another may have had them until it failed.)
+        stats = {database_name(url): some for url, some in list(self._queues.items()) if some}
+        shared = {database_name(url): some for url, some in list(self._shares.items()) if some}
         queues = [((database, one.queue), one) for database, some in stats.items() for one in some]
         shares = [((database, one.queue), one) for database, some in shared.items() for one in some]
         yield from (gauge.family(("database", "queue"), queues) for gauge in _OF_QUEUES)
