@@ -14,6 +14,7 @@ import pytest
 import yaml
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from prometheus_client.parser import text_string_to_metric_families
 
 from joex import Client
 from joex.console.app import ROUTERS, create_console
@@ -165,6 +166,36 @@ async def test_no_route_serves_a_caller_who_has_not_signed_in_and_none_that_chan
         answer = await far.post(path, headers=HERE | cookie)
         assert (answer.status_code, "scope operate" in answer.text) == (403, True), path
     assert [act.act for act in await audit.list_acts(connection, None, 10)] == ["create_token"]
+
+
+async def test_prometheus_reads_the_lengths_of_the_queues_with_a_token(
+    browse: Open, client: Client, token: Callable[..., Any], connection: asyncpg.Connection
+) -> None:
+    await open_the_shop(client, connection)
+    far = browse("10.0.0.9")
+    bearer = {"Authorization": f"Bearer {await token(Scope.VIEW)}"}
+    assert (await far.get("/metrics")).status_code == 303
+    assert (await far.get("/metrics", headers={"Authorization": "Bearer wrong"})).status_code == 303
+    answer = await far.get("/metrics", headers=bearer)
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {family.name: family.samples for family in text_string_to_metric_families(answer.text)}
+    jobs = {(one.labels["queue"], one.labels["state"]): one.value for one in families["joex_queue_jobs"]}
+    groups = {one.labels["queue"]: one.value for one in families["joex_queue_groups"]}
+    wanted = await stats.queue_stats(connection)
+    assert jobs == {
+        (one.queue, state): getattr(one, state)
+        for one in wanted
+        for state in ("waiting", "deferred", "scheduled", "running", "stuck")
+    }
+    assert groups == {one.queue: one.groups for one in wanted}
+    oldest = {one.labels["queue"] for one in families["joex_queue_oldest_runnable_seconds"]}
+    assert oldest == {one.queue for one in wanted if one.oldest_runnable_seconds is not None}
+    [queue, *_] = groups
+    bound = {"Authorization": f"Bearer {await token(Scope.VIEW, queues=[queue])}"}
+    answer = await far.get("/metrics", headers=bound)
+    assert set(re.findall(r'queue="([^"]*)"', answer.text)) == {queue}
+    pause = {"queue": queue, "group": "acme", "paused": "yes"}
+    assert (await far.post("/group", data=pause, headers=bearer)).status_code == 403
 
 
 async def test_each_answer_forbids_code_that_is_not_a_file_of_the_console(browse: Open, client: Client) -> None:

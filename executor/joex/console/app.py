@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from joex.client.client import Client
-from joex.console import executors, jobs, periodic, pools, queues, session, simulate
+from joex.console import executors, jobs, metrics, periodic, pools, queues, session, simulate
 from joex.console.acts import BulkActs
 from joex.console.calls import Console, Needs
 from joex.console.pace import Pace
@@ -26,6 +26,7 @@ from joex.http.tokens import Tokens
 
 ROUTERS = (
     queues.routes, jobs.routes, executors.routes, pools.routes, periodic.routes, simulate.routes, session.routes,
+    metrics.routes,
 )  # fmt: skip
 
 

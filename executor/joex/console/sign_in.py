@@ -2,9 +2,9 @@
 
 A user signs in by one of three ways. A proxy that the settings name has signed the user in, and says who it is in a
 header; the same header from any other address is refused. Or the user gives a token, once, and the browser keeps it in
-a cookie that no script can read and no other site can send. Or the settings name neither a proxy nor an owner's token,
-and the browser runs on the console's own machine, as its user or as root: then it needs nothing, like programs that
-call an executor there.
+a cookie that no script can read and no other site can send; a program, such as Prometheus, sends it in Authorization.
+Or the settings name neither a proxy nor an owner's token, and the browser runs on the console's own machine, as its
+user or as root: then it needs nothing, like programs that call an executor there.
 
 A call that changes something must come from a page of the console itself: a browser says so in Sec-Fetch-Site, or in
 Origin.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -205,11 +206,12 @@ def own_path(given: str) -> str:
 
 
 def _token_of(headers: Headers) -> str | None:
-    try:
+    with suppress(CookieError):
         found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return None
-    return found.value if found and found.value else None
+        if found and found.value:
+            return found.value
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return (given.strip() or None) if scheme.lower() == "bearer" else None
 
 
 def _is_from_here(headers: Headers) -> bool:

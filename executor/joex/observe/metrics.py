@@ -2,7 +2,7 @@
 
 Labels are bounded: task, result, and fixed words. Any client can submit a job of a task that no app has, so one tally
 counts all tasks that this executor's app does not have. What is the same for all executors of a queue is not counted
-here: `joex.observe.queue_metrics` reads it from the database. docs/reference/metrics.md explains each number.
+here: see `joex.observe.queue_gauges`. docs/reference/metrics.md explains each number.
 """
 
 from __future__ import annotations

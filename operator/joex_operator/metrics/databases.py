@@ -9,12 +9,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from joex.observe.gauge import Gauge
+from joex.observe.queue_gauges import MOST_QUEUES, OF_QUEUES, OTHERS, bounded
 from joex.store.stats import QueueStats, Shares
-from joex_operator.metrics.gauge import Gauge
-
-_STATES = ("waiting", "deferred", "scheduled", "running", "stuck")
-_MOST_QUEUES = 500
-_OTHERS = "(others)"
 
 
 def database_name(url: str) -> str:
@@ -45,7 +42,7 @@ class DatabaseMetrics(Collector):
 
     def queues(self, url: str, stats: Iterable[QueueStats]) -> None:
         """Replace the statistics of all queues of a database."""
-        self._queues[url] = _bounded(sorted(stats, key=lambda one: one.queue))
+        self._queues[url] = bounded(sorted(stats, key=lambda one: one.queue))
 
     def shares(self, url: str, shares: Iterable[Shares]) -> None:
         """Replace the shares of all queues of a database."""
@@ -75,7 +72,7 @@ class DatabaseMetrics(Collector):
         shared = {database_name(url): some for url, some in list(self._shares.items()) if some}
         queues = [((database, one.queue), one) for database, some in stats.items() for one in some]
         shares = [((database, one.queue), one) for database, some in shared.items() for one in some]
-        yield from (gauge.family(("database", "queue"), queues) for gauge in _OF_QUEUES)
+        yield from (gauge.family(("database", "queue"), queues) for gauge in OF_QUEUES)
         yield from (gauge.family(("database", "queue"), shares) for gauge in _OF_SHARES)
         reachable: dict[str, bool] = {}
         for url, value in list(self._reachable.items()):
@@ -83,20 +80,6 @@ class DatabaseMetrics(Collector):
         yield _REACHABLE.family(("database",), [((database,), value) for database, value in reachable.items()])
 
 
-_OF_QUEUES: tuple[Gauge[QueueStats], ...] = (
-    Gauge(
-        "joex_queue_jobs",
-        "Unfinished jobs, by state.",
-        lambda one: [((state,), getattr(one, state)) for state in _STATES],
-        ("state",),
-    ),
-    Gauge(
-        "joex_queue_oldest_runnable_seconds",
-        "Age of the oldest runnable job.",
-        lambda one: [((), one.oldest_runnable_seconds)],
-    ),
-    Gauge("joex_queue_groups", "Groups that have unfinished jobs.", lambda one: [((), one.groups)]),
-)
 _OF_SHARES: tuple[Gauge[Shares], ...] = (
     Gauge(
         "joex_queue_active_groups",
@@ -132,19 +115,9 @@ _REACHABLE: Gauge[bool] = Gauge(
 )
 
 
-def _bounded(stats: list[QueueStats]) -> list[QueueStats]:
-    """Bound the number of series, because any client can create queues: after so many, sum the others up."""
-    named, others = stats[:_MOST_QUEUES], stats[_MOST_QUEUES:]
-    if not others:
-        return named
-    ages = [one.oldest_runnable_seconds for one in others if one.oldest_runnable_seconds is not None]
-    sums = {name: sum(getattr(one, name) for one in others) for name in (*_STATES, "groups")}
-    return [*named, QueueStats(queue=_OTHERS, oldest_runnable_seconds=max(ages, default=None), **sums)]
-
-
 def _bounded_shares(shares: list[Shares]) -> list[Shares]:
     """The same for shares: sum the counts of the others up, and take the largest share and wait."""
-    named, others = shares[:_MOST_QUEUES], shares[_MOST_QUEUES:]
+    named, others = shares[:MOST_QUEUES], shares[MOST_QUEUES:]
     if not others:
         return named
 
@@ -152,7 +125,7 @@ def _bounded_shares(shares: list[Shares]) -> list[Shares]:
         return max((value for one in others if (value := getattr(one, name)) is not None), default=None)
 
     together = Shares(
-        queue=_OTHERS,
+        queue=OTHERS,
         active_groups=sum(one.active_groups for one in others),
         largest_group=None,
         largest_share=largest("largest_share"),

@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from joex.observe.gauge import Gauge
 from joex_operator.api.objects import Pool
 from joex_operator.decide.conditions import Condition, conditions
 from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.replicas import Phase, ready
 from joex_operator.decide.scaling import Mode
-from joex_operator.metrics.gauge import Gauge
 
 _STATUS = {"True": 1, "False": 0, "Unknown": -1}
 _KNOWN_IN_SILENCE = (Phase.UNKNOWN, Phase.GOING)

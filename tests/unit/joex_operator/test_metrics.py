@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import joex
+from joex.observe import queue_gauges
 from joex.store.stats import QueueStats, Shares
 from joex_operator.api.objects import SpecError
 from joex_operator.decide.actions import (
@@ -331,7 +332,7 @@ def test_queues_that_vanish_go_and_other_databases_stay(metrics):
 
 
 def test_queues_that_submitters_make_up_do_not_make_numbers_without_end(metrics, monkeypatch):
-    monkeypatch.setattr(databases, "_MOST_QUEUES", 2)
+    monkeypatch.setattr(queue_gauges, "MOST_QUEUES", 2)
     metrics.databases.queues(
         "db/shop", [stats(f"queue {n}", waiting=n, oldest=n if n != 3 else None, groups=n) for n in range(5)]
     )
@@ -364,7 +365,7 @@ def test_where_nobody_holds_or_waits_there_is_no_share_and_no_wait(metrics):
 
 
 def test_shares_in_queues_that_submitters_make_up_are_told_together(metrics, monkeypatch):
-    monkeypatch.setattr(databases, "_MOST_QUEUES", 1)
+    monkeypatch.setattr(databases, "MOST_QUEUES", 1)
     found = [shares(f"queue {n}", active=n, share=n / 10, waits=(n, 10 * n), behind=1, seconds=n) for n in range(1, 4)]
     metrics.databases.shares("db/shop", [*found, shares("queue 4")])
     assert by("queue", metrics, "joex_queue_active_groups") == {"queue 1": 1, "(others)": 2 + 3 + 1}

@@ -1,4 +1,4 @@
-"""Gauges that are computed when Prometheus reads the page, so that a reconcile costs next to nothing."""
+"""Gauges that are computed when Prometheus reads the page, so that what they measure pays next to nothing for them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,42 @@
+"""The lengths of the queues, for Prometheus: where no operator runs, the console exports them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from joex.console.calls import TheCaller, TheConsole, needs
+from joex.console.snapshot import Queue, Snapshot
+from joex.core.access import Scope
+from joex.observe import page
+from joex.observe.queue_gauges import OF_QUEUES, STATES, bounded
+from joex.store.stats import QueueStats
+
+routes = APIRouter()
+
+
+@routes.get("/metrics", dependencies=[needs(Scope.VIEW)])
+async def metrics(console: TheConsole, caller: TheCaller) -> Response:
+    """The unfinished jobs that the caller may see, by queue, as of the latest snapshot."""
+    content, content_type = page.render(_Gauges(await console.snapshot(caller)))
+    return Response(content, media_type=content_type)
+
+
+class _Gauges(Collector):
+    def __init__(self, snapshot: Snapshot) -> None:
+        found = [_stats(queue) for _, queue in sorted(snapshot.queues.items())]
+        self._queues = [((one.queue,), one) for one in bounded([one for one in found if one.groups])]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        return (gauge.family(("queue",), self._queues) for gauge in OF_QUEUES)
+
+
+def _stats(queue: Queue) -> QueueStats:
+    """A queue as in joex.queue_stats, which has no groups without unfinished jobs."""
+    groups = sum(any(getattr(one.stats, state) for state in STATES) for one in queue.groups)
+    waiting, deferred, scheduled, running, stuck = (queue.sums[state] for state in STATES)
+    return QueueStats(queue.name, waiting, deferred, scheduled, running, stuck, queue.oldest, groups)
