@@ -1,9 +1,10 @@
 """All tests, in lanes side by side: ``python -m tests.support.lanes``, which ``make test`` runs.
 
 Most of the time a test waits, for the end of a lease or the start of a process: one lane computes while others wait.
-Each lane is a separate session of pytest, with its own servers, folders and ports. All lanes collect all tests. A lane
-takes the next file that no lane has taken (it makes the file ``NAME.taken`` in a folder that they share), until none is
-left, so that all lanes end at about the same time. Two kinds of files have restrictions:
+One session of pytest collects all tests, once, and then forks into the lanes. Each lane ends like a session of its own,
+with its own servers, folders and ports. A lane takes the next file that no lane has taken (it makes the file
+``NAME.taken`` in a folder that they share), until none is left, so that all lanes end at about the same time. Two kinds
+of files have restrictions:
 
 - Two lanes, each with its own cluster, run the files of the tier cluster (one lane would need more than half of all
   time), after the programs of the cluster have been built: in the background, which takes minutes the first time. When
@@ -19,13 +20,16 @@ pytest come at the end, lane after lane, and then a line for each tier. What has
 """
 
 import argparse
+import faulthandler
 import fcntl
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections import Counter
@@ -34,7 +38,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
@@ -49,13 +53,15 @@ TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "
 SHARED = "JOEX_TEST_LANES"
 """The variable with the folder that the lanes share."""
 
+_CODES = "the exit codes"
 _BUILD = "the build"
 _HEAVY = "a heavy one"
 _PAUSE = 1
+_INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)
 _ROOT = Path(__file__).parents[2]
 
 
-# A lane: the plugin of pytest that `-p tests.support.lanes` loads.
+# The session that forks into the lanes: the plugin of pytest that `-p tests.support.lanes` loads.
 
 
 class Share:
@@ -120,11 +126,22 @@ class Share:
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run this lane's share of the tests."""
+    """Fork into the lanes, and in each run its share of the tests."""
     if session.testsfailed:
         return None  # the collection failed: pytest reports it
     folder = Path(os.environ[SHARED])
-    for name, items in Share(folder, session.items):
+    share = Share(folder, session.items)
+    # The files in which pytest keeps what a test prints: each lane has its own.
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    forked = fork(LANES)
+    if isinstance(forked, list):
+        _write(folder / _CODES, forked)
+        sys.stdout.flush()
+        os._exit(0)  # what ends a session, and its summary, are the lanes'
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+    for name, items in share:
         _outcomes.clear()
         _failures.clear()
         started = time.monotonic()
@@ -143,6 +160,58 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         _write(_path(folder, name, "done"), result)
     session.config.option.tbstyle = "no"  # failures were reported with their file
     return True
+
+
+def fork(count: int) -> int | list[int]:
+    """Fork this process, which has no other threads, into lanes, and wait until all have ended.
+
+    Each lane has an output and a session of its own: this process passes Ctrl-C on to them, also a second one, and each
+    ends its children. However this process ends, they end. Their outputs are printed one after the other at the end.
+
+    Returns:
+        In a lane its number, from 0. In this process the exit codes of the lanes, as those of `subprocess.Popen`.
+    """
+    assert threading.active_count() == 1, "a fork has none of the threads whose locks it may need"
+    gc.collect()  # tells of what the collection of tests has left open,
+    gc.freeze()  # and nothing of that is looked at again, hence copied: the lanes share the memory
+    outputs = [os.memfd_create(f"lane {number}") for number in range(count)]
+    lanes: list[int] = []
+
+    def pass_on(_number: int, _frame: FrameType | None) -> None:
+        for lane in lanes:
+            os.kill(lane, signal.SIGINT)  # (no other process has its id: it is never reaped)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)  # until each process has its handlers
+    handlers = {number: signal.signal(number, pass_on) for number in _INTERRUPTIONS}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    this = os.getpid()
+    for number, output in enumerate(outputs):
+        lane = os.fork()
+        if not lane:
+            die_with_parent()
+            if os.getppid() != this:
+                os._exit(1)  # it died before that call
+            os.setsid()
+            for stream in (1, 2):
+                os.dup2(output, stream)
+            faulthandler.enable(output)  # a crash is told, though pytest keeps the standard error of a test
+            for interruption, handler in handlers.items():
+                signal.signal(interruption, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTIONS)
+            return number
+        lanes.append(lane)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTIONS)
+    codes = []
+    for lane in lanes:
+        ended = os.waitid(os.P_PID, lane, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        codes.append(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+    for output in outputs:
+        with open(output, "rb") as printed:  # noqa: PTH123 - a file descriptor
+            printed.seek(0)
+            sys.stdout.buffer.write(printed.read())
+    return codes
 
 
 _outcomes: Counter[str] = Counter()  # how the tests of the file that runs have ended
@@ -194,6 +263,11 @@ def _write(path: Path, what: Any) -> None:
     aside.replace(path)
 
 
+def _read(path: Path) -> Any:
+    """What a file says; None: there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
 # The process that starts the lanes.
 
 
@@ -212,55 +286,42 @@ def main(arguments: Sequence[str]) -> int:
         _say(f"test: in {LANES} lanes; each file is told of when it is done")
         builder = _start_build(folder)
         try:
-            codes = run([command] * LANES, lambda: _tell(folder, told), **{SHARED: name})
+            code = run(command, lambda: _tell(folder, told), **{SHARED: name})
         finally:
             builder.terminate()
             builder.wait()
-        return _summary(folder, codes, flaky_is_red=given.flaky_is_red)
+        # (None: the session has ended before it had lanes, or with them.)
+        codes = {f"lane {number}": code for number, code in enumerate(_read(folder / _CODES) or [], 1)}
+        return _summary(folder, codes or {"collection": code}, flaky_is_red=given.flaky_is_red)
 
 
-def run(commands: Sequence[Sequence[str]], tell: Callable[[], None] = lambda: None, **environment: str) -> list[int]:
-    """Run commands side by side, print their outputs one after the other, and return their exit codes.
+def run(command: Sequence[str], tell: Callable[[], None] = lambda: None, **environment: str) -> int:
+    """Run a command, print its output once it has ended, and return its exit code.
 
-    Each has a session of its own: Ctrl-C at the terminal reaches neither them nor what they have started. This process
-    passes it on to the commands only, and each ends its children; so does a second Ctrl-C. However this process ends,
-    the commands end.
+    It has a session of its own: Ctrl-C at the terminal reaches neither it nor what it has started. This process passes
+    it on to the command only; so it does with a second Ctrl-C. However this process ends, the command ends.
     """
-    with ExitStack() as files:
-        lanes: list[tuple[subprocess.Popen, BinaryIO]] = []
-
-        def pass_on(_number: int, _frame: FrameType | None) -> None:
-            for lane, _ in lanes:
-                lane.send_signal(signal.SIGINT)
-
-        signal.signal(signal.SIGINT, pass_on)
-        signal.signal(signal.SIGTERM, pass_on)
-        for command in commands:
-            output = files.enter_context(tempfile.TemporaryFile())
-            lanes.append((_start(command, output, environment), output))
-        for lane, _ in lanes:
-            while lane.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    lane.wait(_PAUSE)
-                tell()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+        )
+        for number in _INTERRUPTIONS:
+            signal.signal(number, lambda _number, _frame: process.send_signal(signal.SIGINT))
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_PAUSE)
+            tell()
         tell()
         sys.stdout.flush()
-        for _, printed in lanes:
-            printed.seek(0)
-            sys.stdout.buffer.write(printed.read())
-        return [lane.returncode for lane, _ in lanes]
-
-
-def _start(command: Sequence[str], output: BinaryIO, environment: dict[str, str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **environment},
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
-    )
+        output.seek(0)
+        sys.stdout.buffer.write(output.read())
+        return process.returncode
 
 
 def _start_build(folder: Path) -> subprocess.Popen:
@@ -288,7 +349,7 @@ def _tell(folder: Path, told: set[str]) -> None:
             _say(f"{result['name']}: {_in_words(result['tests'])}, {result['seconds']:.0f} s")
 
 
-def _summary(folder: Path, codes: Sequence[int], *, flaky_is_red: bool) -> int:
+def _summary(folder: Path, codes: dict[str, int], *, flaky_is_red: bool) -> int:
     """Print a line for each tier, run what has failed once more, and print what came of it; returns the exit code."""
     results = [json.loads(path.read_text()) for path in folder.glob("*.done")]
     for tier in (*TIERS, "other"):
@@ -298,20 +359,20 @@ def _summary(folder: Path, codes: Sequence[int], *, flaky_is_red: bool) -> int:
         if tests or tier in TIERS:
             seconds = sum(result["seconds"] for result in results if result["tier"] == tier)
             _say(f"test: {tier}: {_in_words(tests)}, {seconds:.0f} s")
-    files = json.loads((folder / "all").read_text()) if (folder / "all").exists() else {}
+    files = _read(folder / "all") or {}
     lost = sorted(set(files) - {result["name"] for result in results})
     for name in lost:
         _say(f"test: {name}: NOT finished")
-    for number, code in enumerate(codes, 1):
+    for name, code in codes.items():
         if code:
-            _say(f"test: lane {number}: exit code {code}")
+            _say(f"test: {name}: exit code {code}")
     failed = [Failure(**failure) for result in results for failure in result["failures"]]
     # A lane ends with 1 when tests of it have failed, and with something else only if it lost its file.
-    explained = {0} | ({1} if failed else set()) | (set(codes) if lost else set())
+    explained = {0} | ({1} if failed else set()) | (set(codes.values()) if lost else set())
     failed = sorted([*failed, *(Failure.unfinished(name, files[name]) for name in lost)], key=lambda one: one.test)
-    flaky, bad = ([], failed) if pytest.ExitCode.INTERRUPTED in codes else reruns.run_again(failed, _say)
+    flaky, bad = ([], failed) if pytest.ExitCode.INTERRUPTED in codes.values() else reruns.run_again(failed, _say)
     reruns.tell(flaky, bad, _say)
-    is_good = files and not bad and explained.issuperset(codes) and not (flaky and flaky_is_red)
+    is_good = files and not bad and explained.issuperset(codes.values()) and not (flaky and flaky_is_red)
     _say(f"test: {'all passed' if is_good else 'NOT passed'}")
     return 0 if is_good else 1
 

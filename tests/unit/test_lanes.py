@@ -22,7 +22,16 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import sys
 from tests.support.lanes import run
-print(*run([[sys.executable, "-uc", code] for code in sys.argv[1:]]))
+print(run([sys.executable, "-uc", *sys.argv[1:]]))
+"""
+FORK = """
+import sys
+from tests.support.lanes import fork
+forked = fork(2)
+if isinstance(forked, int):
+    exec(sys.argv[1 + forked])
+else:
+    print(*forked)
 """
 # Like pytest, it continues after Ctrl-C, until the test releases it. The pipe is open while it lives.
 UNTIL_CTRL_C = """
@@ -58,7 +67,7 @@ def go(tmp_path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def running(first: str, second: str) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, "-uc", RUN, first, second]
+    command = [sys.executable, "-uc", RUN, FORK, first, second]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
         yield process
         process.kill()
@@ -80,7 +89,7 @@ def test_what_the_second_prints_comes_after_all_of_the_first_and_both_tell_how_t
     first = f"life = open({life!r}, 'w'); print('a'); print(open({pipe!r}).read()); raise SystemExit(3)"
     second = f"life = open({life!r}); print('b'); open({pipe!r}, 'w').write('c'); life.read(); print('d')"
     with running(first, second) as process:
-        assert process.communicate(timeout=PATIENCE)[0].split() == ["a", "c", "b", "d", "3", "0"]
+        assert process.communicate(timeout=PATIENCE)[0].split() == ["a", "c", "b", "d", "3", "0", "0"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -93,6 +102,7 @@ def test_ctrl_c_lets_both_end_what_is_theirs(pipe, go, number):
             "first is torn down",
             "second is torn down",
             "2 4",
+            "0",
         ]
 
 
@@ -315,13 +325,14 @@ def test_a_test_of_a_promise_runs_again_if_python_warns_in_it_of_what_any_test_h
     assert "flaky: test_left.py::test_it[0]: pytest.PytestUnraisableExceptionWarning: " in done.stdout
 
 
-def test_a_file_that_can_not_be_collected_fails_all_lanes(project):
+def test_a_file_that_can_not_be_collected_is_told_and_no_lane_begins(project):
     project.file("good", "unit")
     (project.folder / "test_wrong.py").write_text("import nothing_of_that_name")
     done = project.run()
     assert done.returncode == 1
     assert "nothing_of_that_name" in done.stdout
-    assert done.stdout.count("exit code 2") == LANES
+    assert "test: collection: exit code 2\n" in done.stdout
+    assert project.runs() == []
 
 
 def test_the_tiers_are_those_that_there_are():
