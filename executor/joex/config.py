@@ -97,7 +97,10 @@ class Settings(BaseSettings):
     most_losses: int = Field(5, ge=0, le=1000, description="fail a job when more executors than this died holding it")
     timeout: Duration | None = Field(None, description="longest time of a run, unless the task sets one")
     log_buffer_size: int = Field(
-        500, ge=1, le=1_000_000, description="most log lines that wait to be written; further ones are dropped"
+        500,
+        ge=1,
+        le=1_000_000,
+        description="most log lines that wait to be written; beyond it, the run that has the most loses lines",
     )
     wakeup_period: Duration = Field(
         timedelta(minutes=30), description="look for work at least this often, even without a notification"

@@ -130,6 +130,37 @@ async def test_a_full_log_buffer_drops_and_counts_lines_and_never_makes_the_job_
     assert lines[:50] == [f"line {n}" for n in range(50)]
 
 
+async def test_a_run_that_floods_the_log_buffer_loses_its_own_lines_and_no_other_run_does(
+    client: AnyClient, database_url: str
+) -> None:
+    app = joex.App()
+    flooded, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task("flood")
+    async def flood(ctx: joex.Context) -> None:
+        for n in range(1000):  # nothing is written between two lines
+            ctx.log.info("line %d", n)
+        flooded.set()
+        await go_on.wait()
+
+    @app.task("quiet")
+    async def quiet(ctx: joex.Context) -> None:
+        await flooded.wait()
+        for n in range(20):
+            ctx.log.info("line %d", n)
+        go_on.set()
+
+    async with executor_inside(app, database_url, log_buffer_size=50) as inside:
+        started = [await client.submit(task) for task in ("quiet", "flood")]
+        for job_id in started:
+            await inside.ended(job_id)
+        await inside.log.wait_for(LogLinesDropped)
+    quiet_lines, flood_lines = [[line.message for line in await client.log(job_id)][:-1] for job_id in started]
+    assert quiet_lines == [f"line {n}" for n in range(20)]
+    assert flood_lines == [f"line {n}" for n in range(len(flood_lines))]
+    assert len(flood_lines) + sum(event.lines for event in inside.log.of(LogLinesDropped)) == 1000
+
+
 async def test_a_line_that_takes_long_to_write_is_in_the_log_once(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ import pytest_asyncio
 
 import joex
 from joex.core.events import RunStarted
-from joex.core.job import State
+from joex.core.job import State, TakenJob
 from joex.errors import ConfigError
+from joex.runtime import process_handle
+from joex.runtime.job_log_writer import JobLogWriter
+from joex.runtime.process_channel import KILL
+from joex.runtime.process_handle import Process
 from tests.support.apps import AnyClient
 from tests.support.postgres import VERSIONS, TestServers
 from tests.support.process_tasks import app
@@ -214,7 +219,7 @@ async def test_a_hostile_run_harms_no_other(
     else:
         assert job.state == "failed"
         assert job.error.removeprefix("_TimedOut: ") == error
-    for child in (await said(tmp_path, "children")).split() if task == "fork" else []:
+    for child in (await said(tmp_path, "children")).split() if task in ("fork", "hang") else []:
         assert not psutil.pid_exists(int(child))
     if task == "fork":
         assert [line async for line in _lines(house, job.id) if "child" in line.message] == []
@@ -224,6 +229,22 @@ async def test_a_hostile_run_harms_no_other(
     await house.inside.ended(innocent)
     job = await house.client.get(innocent)
     assert (job.state, job.result) == ("success", 1)
+
+
+async def test_a_run_in_a_process_that_logs_much_is_slowed_down(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it logs costs the executor time, which the other runs need."""
+    monkeypatch.setattr(process_handle, "_LINES", 100)
+    monkeypatch.setattr(process_handle, "_PER", 0.5)
+    keep, kept_at = JobLogWriter.log, list[float]()
+
+    def timed(writer: JobLogWriter, job: TakenJob, level: str, message: str) -> None:
+        kept_at.append(time.monotonic())
+        keep(writer, job, level, message)
+
+    monkeypatch.setattr(JobLogWriter, "log", timed)
+    assert (await house.run("log", {"lines": 250})).state == "success"
+    assert len(kept_at) == 250
+    assert kept_at[-1] - kept_at[0] >= 2 * 0.45
 
 
 # The ends that come from outside.
@@ -241,6 +262,36 @@ async def test_a_run_in_a_process_is_ended_when_its_job_is_cancelled_and_cleans_
     assert not process.is_running()
     if task == "hold":
         assert int(await said(tmp_path, "one.cancelled")) not in (os.getpid(), process.pid)
+
+
+async def test_a_run_is_over_only_when_its_process_is_gone_even_if_its_job_is_cancelled_while_it_ends(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another executor may start its job then. (The keeper hears the order to kill late.)"""
+    monkeypatch.setattr(process_handle, "LAST_BYTES_WITHIN", 0.01)
+    order, is_asked, loop = Process._order, asyncio.Event(), asyncio.get_running_loop()
+
+    def late_order(process: Process, what: bytes) -> None:
+        loop.call_later(0.5 if what == KILL else 0, order, process, what)
+        is_asked.set()
+
+    monkeypatch.setattr(Process, "_order", late_order)
+    job_id = await house.client.submit("hang", {"folder": str(tmp_path), "how": "deaf"})
+    await is_asked.wait()
+    process = psutil.Process(int(await said(tmp_path, "children")))
+    process.parents()[0].suspend()
+    await house.client.cancel(job_id)
+    await house.inside.ended(job_id)
+    assert not process.is_running()
+
+
+async def test_a_process_that_dies_between_two_runs_is_replaced(house: House) -> None:
+    process = psutil.Process((await house.run("where")).result["pid"])
+    keeper = process.parents()[0]
+    process.kill()
+    await eventually(lambda: not keeper.is_running(), why="its keeper has reported its end")
+    job = await house.run("where", retries=0)
+    assert job.state == "success", job.error
 
 
 async def test_a_run_whose_keeper_the_run_before_it_has_stopped_is_ended_as_any_other(
@@ -352,6 +403,21 @@ async def test_the_groups_share_processes_fairly(house: House, tmp_path: Path) -
     assert order == ["many", "few", "many", "few", *["many"] * 5]
 
 
+async def test_runs_that_wait_for_a_process_start_in_the_order_of_their_takes(house: House, tmp_path: Path) -> None:
+    """It is the fair one."""
+    settings: dict[str, Any] = {"pool_size": 3, "process_slots": 1, "queues": ["own"], "lease": LONG}
+    async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
+        held, _ = await house.begin(tmp_path, "held", queue="own", group="many")
+        many = [await house.client.submit("where", queue="own", group="many") for _ in range(6)]
+        await eventually(lambda: len(inside.executor.running()) == 3, why="two runs wait for a process")
+        few = [await house.client.submit("where", queue="own", group="few") for _ in range(2)]
+        (tmp_path / "held.go").touch()
+        for one in [held, *many, *few]:
+            assert (await inside.ended(one)).verdict.state is State.SUCCESS
+        started = [event.job.id for event in inside.log.of(RunStarted)]
+    assert started[:4] == [held, *many[:2], few[0]]
+
+
 async def test_plain_functions_run_in_processes_by_default_if_the_executor_says_so(house: House) -> None:
     settings: dict[str, Any] = {"processes": True, "queues": ["own"], "lease": LONG}
     async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
@@ -367,7 +433,7 @@ async def test_plain_functions_run_in_processes_by_default_if_the_executor_says_
     assert in_async != os.getpid()
 
 
-async def test_runs_beyond_the_slots_of_processes_wait_and_a_drain_gives_them_back_and_ends_the_others(
+async def test_runs_beyond_the_slots_of_processes_wait_and_a_drain_gives_them_back_at_once_and_ends_the_others(
     house: House, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"process_slots": 1, "queues": ["own"], "lease": LONG}
@@ -378,6 +444,9 @@ async def test_runs_beyond_the_slots_of_processes_wait_and_a_drain_gives_them_ba
         quick = await house.client.submit("where.in.thread", queue="own")
         assert (await inside.ended(quick)).verdict.state is State.SUCCESS
         assert not inside.log.of(RunStarted, lambda event: event.job.id == second)
+        inside.executor.drain()
+        await house.client.wait(second, states=["waiting"])
+        assert process.is_running()
         inside.executor.stop()
         await inside.work
     assert not process.is_running()

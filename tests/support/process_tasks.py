@@ -171,6 +171,7 @@ def book_in_thread(ctx: joex.Context) -> None:
 
 @app.task("hang", process=True, timeout=0.3, retries=0)
 def hang(ctx: joex.Context, folder: Path, how: str) -> None:
+    _tell(folder, "children", str(os.getpid()))
     if how in ("deaf", "stop keeper"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif how == "stubborn":  # catches everything that is raised in it
@@ -304,6 +305,12 @@ def print_a_gigabyte(ctx: joex.Context, folder: Path, how: str) -> None:
         print(line)
     for _ in range(3000 if how == "log" else 0):
         ctx.log.info(line[:10_000])
+
+
+@app.task("log", process=True, retries=0)
+def log(ctx: joex.Context, lines: int) -> None:
+    for number in range(lines):
+        ctx.log.info("line %d", number)
 
 
 @app.task("spoil", process=True, retries=0, timeout="10m")

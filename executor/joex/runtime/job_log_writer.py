@@ -1,7 +1,7 @@
 """Writes log lines and progress of runs to the database.
 
 The buffer is bounded, and adding to it never waits, so a log never slows its job down. Lines that do not fit are
-dropped and counted.
+dropped and counted, from the run that has the most lines in the buffer: a run that floods it harms no other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
@@ -61,6 +61,7 @@ class JobLogWriter:
         self._emit = emit
         self._lock = threading.Lock()
         self._lines: deque[_Line] = deque()
+        self._lines_of: Counter[UUID] = Counter()  # how many of them a run has, by its lock id
         self._progress: dict[UUID, _Progress] = {}
         self._locked: dict[UUID, _Progress] = {}  # progress that is not written yet: its row was locked
         self._next_try: asyncio.TimerHandle | None = None  # to write these
@@ -74,11 +75,13 @@ class JobLogWriter:
         self._wakeup = asyncio.Event()
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
-        """Keep a line, or drop it if the buffer is full."""
+        """Keep a line; if the buffer is full, drop the newest line of the run that has the most."""
         with self._lock:
             if len(self._lines) >= self._size:
                 self._dropped += 1
-                return
+                if not self._makes_room_for(job.lock_id):
+                    return
+            self._lines_of[job.lock_id] += 1
             self._lines.append(_Line(job, time.monotonic(), level, storable(message)))
         self._wake_up()
 
@@ -142,6 +145,16 @@ class JobLogWriter:
         """Whether the buffer is empty, and no write is under way."""
         return not (self._lines or self._progress or self._locked or self._writing.locked())
 
+    def _makes_room_for(self, lock_id: UUID) -> bool:
+        """Drop a line of the run that has the most; False: no other run has many more than this one."""
+        longest, most = self._lines_of.most_common(1)[0]
+        if most <= self._lines_of[lock_id] + 1:
+            return False
+        newest = next(place for place, line in enumerate(reversed(self._lines), 1) if line.job.lock_id == longest)
+        del self._lines[-newest]
+        self._lines_of[longest] -= 1
+        return True
+
     def _cut(self) -> _Batch | None:
         with self._lock:
             if not self._lines and not self._progress:
@@ -153,6 +166,7 @@ class JobLogWriter:
                 if size > self._budget and lines:
                     break
                 lines.append(self._lines.popleft())
+            self._lines_of -= Counter(line.job.lock_id for line in lines)  # (which forgets runs that have none left)
             progress, self._progress = self._progress, {}
             return lines, progress
 
@@ -217,6 +231,7 @@ class JobLogWriter:
         with self._lock:
             for lines, progress in batches:
                 self._lines.extendleft(reversed(lines))
+                self._lines_of.update(line.job.lock_id for line in lines)
                 self._progress = {**progress, **self._progress}  # newer reports replace older ones
 
     def _report(self, lines: int, reason: str) -> None:

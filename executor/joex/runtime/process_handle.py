@@ -36,7 +36,7 @@ LAST_BYTES_WITHIN = 5.0
 """Seconds in which what a process has written before its end is here."""
 
 _CHECK_EVERY = 0.25
-_LINES, _PER = 1000, 0.05  # a process may log so many lines in so many seconds, which is what the log writer writes
+_LINES, _PER = 1000, 0.05  # so many lines of a process cost it so many seconds: the loop has other runs to serve
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
