@@ -326,6 +326,6 @@ class Context:
         if self._sync_connections is None:
             raise ConfigError(
                 f"task {self._job.task!r}: `with` has a connection only in a process (process=True); in an async "
-                "function write `async with`, in a thread use a connection of your own"
+                "function write `async with`, in a thread use a connection of your own, in a test give drain a client"
             )
         return self._sync_connections()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from joex.context import ConnectionSource
 from joex.core.job import State, TakenJob
 from joex.core.priority_turns import CountingScheme
 from joex.errors import JoexError
+from joex.runtime.calling import blocking_connection
 from joex.runtime.finisher import End
 from joex.runtime.identity import this_process
 from joex.runtime.run import Defaults
@@ -82,7 +84,7 @@ async def drain(
     """
     done: list[Job] = []
     async with _opened(database) as (connection, connections):
-        slot = await _Slot.open(connection, app, connections, retries)
+        slot = await _Slot.open(connection, app, connections, retries, url=_url_of(database))
         try:
             while (taken := await slot.take(queues, early=early)) is not None:
                 if len(done) == most:
@@ -107,7 +109,9 @@ class _Slot:
         self._progress: Progress | None = None
 
     @classmethod
-    async def open(cls, connection: Connection, app: App, connections: ConnectionSource, retries: int) -> _Slot:
+    async def open(
+        cls, connection: Connection, app: App, connections: ConnectionSource, retries: int, *, url: str | None
+    ) -> _Slot:
         """Register the executor. It keeps no lease: no other executor has to notice the end of so short a life."""
         process = this_process()
         me = NewExecutor(
@@ -139,6 +143,7 @@ class _Slot:
                 finisher=slot,
                 reports=slot,
                 connections=connections,
+                sync_connections=None if url is None else partial(blocking_connection, url),
                 fetch=lambda job: runs.arguments(connection, job.id, job.lock_id),
                 start_alone=lambda job: runs.start_alone(connection, job.id, job.lock_id),
                 largest_result=limits.result,
@@ -221,6 +226,10 @@ class _OneConnection(ConnectionSource):
             return
         async with self._connection.transaction():
             yield self._connection
+
+
+def _url_of(database: Connection | Client) -> str | None:
+    return database.connections.url if isinstance(database, Client) else None
 
 
 @asynccontextmanager

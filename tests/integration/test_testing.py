@@ -39,6 +39,11 @@ def app(connection):
         async with ctx.connection() as used:
             await used.execute("SELECT 1 / 0")
 
+    @app.task("store in process", process=True)
+    def store_in_process(ctx: joex.Context, value: int) -> None:
+        with ctx.transaction(result={"stored": value}) as used:
+            used.execute("INSERT INTO stored VALUES (%s)", (value,))
+
     @app.task("sleepy")
     async def sleepy(ctx: joex.Context) -> None:
         raise joex.Retry("not yet", after="1h") if ctx.attempt == 1 else joex.Fail("never")
@@ -167,3 +172,17 @@ async def test_a_run_that_returns_though_its_job_was_cancelled_is_cleaned_up(cli
     job_id = await client.submit("task")
     [job] = await drain(app, client)
     assert (job.state, cleaned) == ("cancelled", [job_id])
+
+
+async def test_a_plain_function_of_a_process_has_its_connections(app, client, connection):
+    await connection.execute("CREATE TABLE stored (value integer)")
+    await client.submit("store in process", {"value": 7})
+    assert [job.result for job in await drain(app, client)] == [{"stored": 7}]
+    assert await connection.fetchval("SELECT value FROM stored") == 7
+
+
+async def test_in_a_transaction_of_the_test_it_is_told_that_it_needs_a_client(app, connection):
+    async with connection.transaction():
+        await joex.Client("postgresql://unused").submit("store in process", {"value": 7}, connection=connection)
+        with pytest.raises(RunFailed, match="give drain a client"):
+            await drain(app, connection)

@@ -35,11 +35,12 @@ class Connections(PatientConnections):
 
     Attributes:
         accept_waiters: the workers that wait for work.
+        url: of the database; None: the pool is the caller's.
     """
 
     def __init__(self, database: str | asyncpg.Pool[Any], within: float | None, patience: float) -> None:
         super().__init__(patience)
-        self._url = database if isinstance(database, str) else None
+        self.url = database if isinstance(database, str) else None
         self._within = within
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
         self._cache: ConnectionCache | None = None
@@ -62,9 +63,9 @@ class Connections(PatientConnections):
         self._home = self._home or _here()
         self._stay_at_home()
         if self._pool is None:
-            if self._url is None:
+            if self.url is None:
                 raise RuntimeError("this client is closed")
-            self._pool = await create_pool(self._url, most=10, name="joex client", within=self._within, resets=False)
+            self._pool = await create_pool(self.url, most=10, name="joex client", within=self._within, resets=False)
         return self._pool
 
     async def close(self) -> None:
@@ -74,7 +75,7 @@ class Connections(PatientConnections):
         await self._watcher.close()
         await self.accept_waiters.close()
         self._home = None
-        if self._url is not None and self._pool is not None:
+        if self.url is not None and self._pool is not None:
             pool, cache = self._pool, self._cache
             self._pool = self._cache = None
             if cache is not None:
@@ -85,7 +86,7 @@ class Connections(PatientConnections):
         """The pool's connections, for statements that leave nothing in the session."""
         pool = await self.open()
         if self._cache is None:
-            self._cache = ConnectionCache(pool, keeps=self._url is not None)
+            self._cache = ConnectionCache(pool, keeps=self.url is not None)
         return self._cache
 
     def using(
@@ -106,7 +107,7 @@ class Connections(PatientConnections):
             try:
                 yield used
             finally:
-                if given is None and self._url is not None and not isinstance(sys.exception(), BREAKS):
+                if given is None and self.url is not None and not isinstance(sys.exception(), BREAKS):
                     await reset(used)
 
     def _stay_at_home(self) -> None:

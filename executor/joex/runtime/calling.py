@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from joex.context import RunReports
+from joex.context import RunReports, SyncConnection
 from joex.errors import JoexError
+from joex.extras import needs
 from joex.runtime.process_handle import Ended, JsonText
 from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
@@ -104,6 +106,19 @@ class Caller:
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
             said = error.trace or error.outcome.error if isinstance(error, Ended) else error_trace(error)
             self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")
+
+
+@contextlib.contextmanager
+def blocking_connection(url: str) -> Iterator[SyncConnection]:
+    """A connection of psycopg, for the time of a block of a plain function."""
+    with needs("sync", "ctx.transaction() and ctx.connection() of a plain function need"):
+        from joex.store.sync_pool import Pool  # noqa: PLC0415 - few tasks need it
+    pool = Pool(url, most=1, within=None)
+    try:
+        with pool.connection() as connection:
+            yield connection
+    finally:
+        pool.close()
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:

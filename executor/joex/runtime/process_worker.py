@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from inspect import isawaitable
@@ -24,7 +24,7 @@ from joex.context import Context, SyncConnection
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending
 from joex.errors import ConfigError, InvalidJob
-from joex.extras import needs
+from joex.runtime.calling import blocking_connection
 from joex.runtime.judge import judged
 from joex.runtime.process_channel import Channel, Message
 from joex.runtime.text import storable
@@ -197,17 +197,9 @@ class _Connections:
                 with suppress(OSError, TimeoutError):
                     await connection.close(timeout=_CLOSE_WITHIN)
 
-    @contextmanager
-    def blocking(self) -> Iterator[SyncConnection]:
+    def blocking(self) -> AbstractContextManager[SyncConnection]:
         """A connection of psycopg for the time of a block."""
-        with needs("sync", "ctx.transaction() and ctx.connection() of a plain function need"):
-            from joex.store.sync_pool import Pool  # noqa: PLC0415 - few tasks need it
-        pool = Pool(self._url, most=1, within=None)
-        try:
-            with pool.connection() as connection:
-                yield connection
-        finally:
-            pool.close()
+        return blocking_connection(self._url)
 
 
 def _job(fields: list[Any]) -> TakenJob:

@@ -11,11 +11,11 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
-from joex.context import ConnectionSource, Context, RunReports
+from joex.context import ConnectionSource, Context, RunReports, SyncConnection
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Interruption, Outcome, decide
@@ -54,6 +54,7 @@ class Runner:
         largest_result: int,
         processes: Processes | None = None,
         process_slots: int | None = None,
+        sync_connections: Callable[[], AbstractContextManager[SyncConnection]] | None = None,
         is_trusted: Callable[[], bool],
         on_room: Callable[[], None],
         emit: Emit,
@@ -67,6 +68,7 @@ class Runner:
         self._finisher = finisher
         self._reports = reports
         self._connections = connections
+        self._sync_connections = sync_connections  # for tasks of processes that run in threads here: in tests
         self._is_trusted = is_trusted
         self._on_room = on_room  # called when slots become free without the end of a run
         self._emit = emit
@@ -283,6 +285,7 @@ class Runner:
             retries=retries,
             reports=self._reports,
             connections=self._connections,
+            sync_connections=self._sync_connections if task.process else None,
             largest_result=self._largest_result,
         )
         run.started = time.monotonic()
