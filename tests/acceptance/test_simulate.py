@@ -71,7 +71,7 @@ async def test_the_page_shows_what_the_example_really_gives():
         Joex(ROOT, None),
         re.findall(r"^\$ joex (simulate examples.*)\n((?:.+\n|\n)*?)```", page, re.MULTILINE),
     )
-    assert len(shown) == 2
+    assert len(shown) == 3
     for command, expected in shown:
         assert await simulated(joex, *command.split()) == expected.strip()
 

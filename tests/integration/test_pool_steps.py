@@ -104,3 +104,18 @@ async def test_a_table_that_is_locked_neither_holds_up_nor_fails_a_reconcile_and
     await operator.reconcile(suspend=True)
     assert (await reasons(connection))[-1] == "spec.suspend is set"
     assert "works again" in next(line for line in reversed(caplog.messages) if line.startswith(HOW))
+
+
+async def test_a_pool_with_a_target_counts_jobs_with_the_seconds_that_runs_took(operators, bench, connection) -> None:
+    for _ in range(10):
+        await bench.submit(task="short")
+    for job in await bench.take(await bench.executor(), 10):
+        await bench.start(job)
+        await bench.finish(job)
+    await connection.execute("UPDATE joex_private.job SET scheduled_at = finished_at - interval '3 s'")
+    for _ in range(50):
+        await bench.submit(task="short")
+    stays = {"scaleUp": {"selectPolicy": "Disabled"}}
+    await operators().reconcile(replicas=None, poolSize=1, scaling={"behavior": stays, "target": {"wait": "30s"}})
+    [why] = await reasons(connection)
+    assert why.startswith("50 jobs wait or run, 5 slots for a wait of 30s, 1 slot each: 5 executors; ")

@@ -12,6 +12,7 @@ from joex.store import executors, jobs, pools
 from joex.store.horizon import horizon as take_horizon
 from joex.store.horizon import oldest_transaction
 from joex.store.pools import CHANNEL
+from joex_operator.decide.run_times import RunTimes
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -20,8 +21,8 @@ MOST = 100
 
 
 async def demand(bench, *queues: str, most: int = MOST) -> int:
-    runnable, _, _ = await pools.demand_and_replicas(bench.connection, queues or ("default",), most, "p/a-")
-    return runnable
+    waiting, _ = await pools.demand_and_replicas(bench.connection, queues or ("default",), most, "p/a-")
+    return waiting.runnable
 
 
 class TestDemand:
@@ -67,10 +68,13 @@ class TestDemand:
         assert await demand(bench, most=2000) == 1200
 
     async def test_it_says_when_the_next_job_is_due(self, bench) -> None:
-        assert await pools.demand_and_replicas(bench.connection, ["default"], MOST, "p/a-") == (0, None, [])
+        assert await pools.demand_and_replicas(bench.connection, ["default"], MOST, "p/a-") == (
+            pools.Waiting(0, None),
+            [],
+        )
         await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
-        _, next_due, _ = await pools.demand_and_replicas(bench.connection, ["default", "mail"], MOST, "p/a-")
-        assert next_due == pytest.approx(3600, abs=60)
+        waiting, _ = await pools.demand_and_replicas(bench.connection, ["default", "mail"], MOST, "p/a-")
+        assert waiting.next_due == pytest.approx(3600, abs=60)
 
     async def test_a_job_that_is_taken_meanwhile_counts_once(
         self, bench, another_connection, waiting_for_a_lock
@@ -86,8 +90,95 @@ class TestDemand:
         ) as looking:
             assert len(await bench.take(executor)) == 1
             await between.commit()
-        runnable, _, (known,) = looking.result()
-        assert (runnable, known.held) in {(1, 0), (0, 1)}
+        waiting, (known,) = looking.result()
+        assert (waiting.runnable, known.held) in {(1, 0), (0, 1)}
+
+
+async def ran(bench, task: str, seconds: float, *, group: str = "default", times: int = 10) -> None:
+    """So many jobs of a task have ended, each of which held its slot for so long."""
+    executor = await bench.executor(f"ran-{task}-{group}")
+    for _ in range(times):
+        await bench.submit(group, task=task)
+    for job in await bench.take(executor, times):
+        await bench.start(job)
+        await bench.finish(job)
+    held_for = "UPDATE joex_private.job SET scheduled_at = finished_at - make_interval(secs => $3) "
+    await bench.connection.execute(held_for + "WHERE task = $1 AND grp = $2", task, group, seconds)
+
+
+async def work(bench, *queues: str, wait: float = 30.0) -> tuple[float, float]:
+    """As the operator measures it."""
+    run_times = RunTimes()
+    for one in await pools.latest_runs(bench.connection, None):
+        run_times.add(one.task, one.group, one.runs, one.seconds)
+    measured = await pools.demand(bench.connection, queues or ("default",), 100_000, run_times.shares(wait))
+    assert measured.work is not None
+    return measured.work
+
+
+class TestWork:
+    async def test_a_job_counts_with_the_seconds_that_runs_of_its_task_took(self, bench) -> None:
+        await ran(bench, "short", 0.3)
+        await ran(bench, "long", 15.0)
+        for _ in range(100):
+            await bench.submit(task="short")
+        for _ in range(4):
+            await bench.submit(task="long")
+        assert (await work(bench))[0] == pytest.approx(100 * 0.01 + 4 * 0.5)
+        assert (await work(bench, wait=3.0))[0] == pytest.approx(100 * 0.1 + 4), "no job fills more than a slot"
+
+    async def test_a_job_of_a_task_that_is_hardly_known_counts_as_a_slot(self, bench) -> None:
+        await ran(bench, "known", 3.0, times=10)
+        await ran(bench, "new", 3.0, times=9)
+        await bench.submit(task="known")
+        await bench.submit(task="new")
+        await bench.submit(task="never ran")
+        assert (await work(bench))[0] == pytest.approx(2.1)
+
+    async def test_a_group_whose_runs_are_known_counts_with_its_own(self, bench) -> None:
+        await ran(bench, "export", 1.5, group="small", times=30)
+        await ran(bench, "export", 15.0, group="large", times=10)
+        for group in ("small", "large", "another"):
+            await bench.submit(group, task="export")
+        assert (await work(bench))[0] == pytest.approx(0.05 + 0.5 + (30 * 0.05 + 10 * 0.5) / 40)
+
+    async def test_runs_of_keyed_jobs_count_too(self, bench) -> None:
+        await ran(bench, "short", 3.0)
+        await bench.connection.execute("UPDATE joex_private.job SET key = uuid_send(id)")
+        await bench.submit(task="short")
+        assert (await work(bench))[0] == pytest.approx(0.1)
+
+    async def test_only_runs_that_have_ended_since_are_told_again(self, bench) -> None:
+        await ran(bench, "short", 3.0)
+        [told] = await pools.latest_runs(bench.connection, None)
+        assert (told.task, told.group, told.runs, round(told.seconds)) == ("short", "default", 10, 30)
+        assert await pools.latest_runs(bench.connection, told.last_at) == []
+
+    async def test_paused_groups_do_not_count_and_limited_ones_fill_no_more_slots_than_they_may(self, bench) -> None:
+        await ran(bench, "short", 3.0)
+        for group in ("paused", "one", "three"):
+            for _ in range(50):
+                await bench.submit(group, task="short")
+        await bench.connection.execute("SELECT joex.set_group('paused', paused => true)")
+        await bench.connection.execute("SELECT joex.set_group('one', max_running => 1)")
+        await bench.connection.execute("SELECT joex.set_group('three', max_running => 30)")
+        assert (await work(bench))[0] == pytest.approx(1 + 5)
+
+    async def test_jobs_beyond_those_that_are_read_count_like_them(self, bench) -> None:
+        await ran(bench, "short", 3.0)
+        await bench.connection.execute(
+            "INSERT INTO joex_private.job (queue, grp, task, lane) SELECT 'default', 'g' || n % 400, 'short', 2 "
+            "FROM generate_series(1, 4000) n"
+        )
+        assert (await work(bench))[0] == pytest.approx(400)
+
+    async def test_what_runs_fills_its_slots_for_a_part_of_the_time(self, bench) -> None:
+        await ran(bench, "short", 3.0)
+        executor = await bench.executor()
+        await bench.submit(task="short")
+        await bench.submit(task="never ran")
+        await bench.take(executor, 2)
+        assert (await work(bench))[1] == pytest.approx(0.55)
 
 
 class TestSpareExecutors:

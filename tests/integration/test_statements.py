@@ -61,6 +61,8 @@ CALLS = {
     "delete_removed": f"joex_private.delete_removed(ARRAY[{NO_JOB}])",
     "delete_finished": "joex.delete_finished(ARRAY['success'], now())",
     "demand": "joex_private.demand(ARRAY['default'], 100)",
+    "work": "* FROM joex_private.work(ARRAY['default'], 100, 1000, '{}')",
+    "latest_runs": "* FROM joex_private.latest_runs(NULL)",
     "demand_by_group": "joex_private.demand_by_group('default', 100)",
     "drain": "joex_private.drain('nobody')",
     "end_executor": "joex_private.end_executor(1, 'left', 5)",

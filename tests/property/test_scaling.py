@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joex_operator.decide.history import History, Mark, largest_lately
-from joex_operator.decide.scaling import Demand, Load, size
+from joex_operator.decide.scaling import Demand, Load, Work, size, slots_for
 from tests.unit.joex_operator.builders import autoscaled, pool
 
 WINDOW = 60.0
@@ -58,4 +58,30 @@ def test_a_size_once_reached_is_kept(runnable, held, leaving, takers, pool_size)
     asked_for = pool(poolSize=pool_size, scaling=autoscaled(most=60))
     first = size(asked_for, Load(Demand(runnable), takers, held, leaving), History(), START)
     again = size(asked_for, Load(Demand(runnable), first.target, held, leaving), first.history, START + 1)
+    assert again.target == first.target
+
+
+shares = st.floats(0, 1)
+works = st.builds(
+    lambda runnable, share: Demand(runnable, work=Work(runnable * share, share)), st.integers(0, 300), shares
+)
+
+
+@given(works, st.integers(0, 100), st.integers(0, 60), st.floats(0, 60))
+def test_with_a_target_slots_grow_with_the_backlog_between_what_runs_and_one_for_each_job(
+    demand, running, more, more_work
+):
+    slots = slots_for(demand, running)
+    assert running + min(demand.runnable, 1) * (running == 0) <= slots <= demand.runnable + running
+    work = demand.work
+    larger = Demand(demand.runnable + more, work=Work(work.runnable + more_work, work.running))
+    assert slots_for(larger, running) >= slots
+    assert slots_for(demand, running + more) >= slots
+
+
+@given(works, st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(1, 9))
+def test_with_a_target_too_a_size_once_reached_is_kept(demand, held, leaving, takers, pool_size):
+    asked_for = pool(poolSize=pool_size, scaling=autoscaled(most=60, target={"wait": "30s"}))
+    first = size(asked_for, Load(demand, takers, held, leaving), History(), START)
+    again = size(asked_for, Load(demand, first.target, held, leaving), first.history, START + 1)
     assert again.target == first.target

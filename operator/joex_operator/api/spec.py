@@ -88,6 +88,16 @@ class Fallback(Part):
     )
 
 
+class Target(Part):
+    """How long jobs may wait, so that short ones share slots."""
+
+    wait: Duration = Field(
+        description="have slots for the work of the waiting jobs within this time, by the measured run times of their "
+        "tasks; a job of a task that was not measured counts as a slot",
+        **between(timedelta(seconds=1), 24 * _HOUR),
+    )
+
+
 class Scaling(Part):
     """Size by demand: runnable and running jobs over the slots of an executor."""
 
@@ -113,6 +123,7 @@ class Scaling(Part):
         0.0, ge=0, le=0.5, description="keep the size while it differs from the wanted one by no more than this share"
     )
     target_utilization: int = Field(100, ge=1, le=100, description="desired percentage of slots in use")
+    target: Target | None = Field(None, description="how long jobs may wait; none: a slot for each job")
     behavior: Behavior = Field(Behavior(), description="how quickly the pool grows and shrinks")
     fallback: Fallback | None = Field(None, description="what to do when the demand is unknown; none: keep the size")
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from joex.trouble import Trouble
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.control.trouble_lines import trouble_lines
 from joex_operator.decide.plan import DatabaseProblem
+from joex_operator.decide.run_times import RunTimes
 from joex_operator.metrics import database_name
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class Database:
         self._on_notification = on_notification
         self._migrate = migrate
         self._start_scheduler = start_scheduler
+        self.run_times = RunTimes()  # for pools with a target: what their reads of the latest runs have told
+        self.measured_until: datetime | None = None
         self._pool: asyncpg.Pool[Any] | None = None
         self._scheduler: SchedulerService | None = None
         self._is_prepared = False

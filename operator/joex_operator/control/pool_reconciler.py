@@ -17,6 +17,7 @@ from joex.errors import JoexError
 from joex.store import executors, pools
 from joex.store.horizon import announce, oldest_transaction
 from joex.store.pools import Known
+from joex.store.statement import Connection
 from joex_operator.api.names import app_id, replica_name, replica_of
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.control.database import Database, Databases, database_problem
@@ -42,7 +43,7 @@ from joex_operator.decide.observed import judged
 from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
 from joex_operator.decide.pool_steps import pool_step
 from joex_operator.decide.replicas import ObservedExecutor, Replica
-from joex_operator.decide.scaling import Demand
+from joex_operator.decide.scaling import Demand, Work
 from joex_operator.decide.status import pool_status
 from joex_operator.metrics import OperatorMetrics
 
@@ -163,8 +164,13 @@ class PoolReconciler:
             while await executors.rescue(connection, database.marks, spec.most_losses):
                 pass
             prefix = app_id(home, replica_name(pool.name, 0))[:-1]
-            runnable, next_due, known = await pools.demand_and_replicas(
-                connection, spec.queues, scaling.most_counted(spec), prefix
+            shares = await self._shares(pool, database, connection)
+            waiting, known = await pools.demand_and_replicas(
+                connection,
+                spec.queues,
+                scaling.most_counted(spec),
+                prefix,
+                shares,
             )
             pods = [uid for replica in self._fleet.replicas(pool) if replica.crashing for uid in replica.pods]
             worked = await pools.registered_in(connection, pods) if pods else set()
@@ -172,7 +178,18 @@ class PoolReconciler:
         for one in known:
             if (index := replica_of(home, pool.name, one.app_id)) is not None:
                 by_index.setdefault(index, []).append(one)
-        return by_index, Demand(runnable, next_due), worked
+        demand = Demand(waiting.runnable, waiting.next_due, None if waiting.work is None else Work(*waiting.work))
+        return by_index, demand, worked
+
+    async def _shares(self, pool: Pool, database: Database, connection: Connection) -> pools.Shares | None:
+        """Which part of the target's time a job fills a slot; None: the pool has no target."""
+        target = pool.spec.scaling.target
+        if target is None or not _by_demand(pool):
+            return None
+        for one in await pools.latest_runs(connection, database.measured_until):
+            database.run_times.add(one.task, one.group, one.runs, one.seconds)
+            database.measured_until = max(one.last_at, database.measured_until or one.last_at)
+        return database.run_times.shares(target.wait.total_seconds())
 
     def _watch(self, pool: Pool) -> GrowthWatch:
         return self._watches.setdefault((pool.namespace, pool.name), GrowthWatch(_WATCH_POLLS * self._poll))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from joex.core.duration import format_duration
 from joex.store.pools import NewPoolStep
 from joex_operator.api.objects import Pool
 from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.replicas import draining, ready
-from joex_operator.decide.scaling import Limit, Load, Mode, Sizing, executors_for, most_counted
+from joex_operator.decide.scaling import Demand, Limit, Load, Mode, Sizing, executors_for, most_counted, slots_for
 
 
 def pool_step(pool: Pool, observed: ObservedPool, plan: Plan) -> NewPoolStep | None:
@@ -22,7 +23,7 @@ def pool_step(pool: Pool, observed: ObservedPool, plan: Plan) -> NewPoolStep | N
         ready=len(ready(observed.replicas)),
         draining=len(draining(observed.replicas)),
         mode=str(sizing.mode),
-        why=_why(pool, sizing, found, demand.runnable),
+        why=_why(pool, sizing, found, demand),
         wanted=sizing.wanted,
         capped_by=None if sizing.limit is None else str(sizing.limit),
         runnable=demand.runnable,
@@ -31,7 +32,7 @@ def pool_step(pool: Pool, observed: ObservedPool, plan: Plan) -> NewPoolStep | N
     )
 
 
-def _why(pool: Pool, sizing: Sizing, found: Load, runnable: int) -> str:
+def _why(pool: Pool, sizing: Sizing, found: Load, demand: Demand) -> str:
     match sizing.mode:
         case Mode.DELETED:
             return "the pool is being deleted"
@@ -40,26 +41,31 @@ def _why(pool: Pool, sizing: Sizing, found: Load, runnable: int) -> str:
         case Mode.FIXED:
             return f"spec.replicas is {sizing.target}"
         case _:
-            parts = [_wanted(pool, sizing, found, runnable), _capped(pool, sizing), _delayed(sizing)]
+            parts = [_wanted(pool, sizing, found, demand), _capped(pool, sizing), _delayed(sizing)]
             return "; ".join(part for part in parts if part)
 
 
-def _wanted(pool: Pool, sizing: Sizing, found: Load, runnable: int) -> str:
+def _wanted(pool: Pool, sizing: Sizing, found: Load, demand: Demand) -> str:
     """The size that the work calls for."""
-    spec, jobs = pool.spec, runnable + found.held
+    spec, jobs, called_for = pool.spec, demand.runnable + found.held, slots_for(demand, found.held)
     scaling, wanted = spec.scaling, sizing.wanted
-    need = executors_for(spec, jobs) + scaling.idle_reserve
+    need = executors_for(spec, called_for) + scaling.idle_reserve
     slots = f"{_number(spec.pool_size, 'slot')} each"
     if scaling.target_utilization < 100:  # noqa: PLR2004 - percent
         slots += f", {scaling.target_utilization} % of them in use"
     if scaling.idle_reserve:
         slots += f", {scaling.idle_reserve} in reserve"
-    at_least = "at least " if runnable >= most_counted(spec) else ""
+    at_least = "at least " if demand.runnable >= most_counted(spec) else ""
     text = f"{at_least}{_number(jobs, 'job')} {'waits or runs' if jobs == 1 else 'wait or run'}"
+    if scaling.target is not None and jobs:
+        text += f", {_number(called_for, 'slot')} for a wait of {format_duration(scaling.target.wait)}"
     text = f"{text}, {slots}: {_number(need, 'executor')}" if jobs or need else text
     if wanted == need or wanted is None:
         return text
-    kept = max(need, min(found.takers, executors_for(spec, jobs + found.leaving) + scaling.idle_reserve))
+    kept = max(
+        need,
+        min(found.takers, executors_for(spec, slots_for(demand, found.held + found.leaving)) + scaling.idle_reserve),
+    )
     if kept == wanted:
         return f"{text}; no fewer than {wanted} while draining executors run {_number(found.leaving, 'job')}"
     return f"{text}; {wanted} are within the tolerance"

@@ -7,12 +7,16 @@ executor, but keep the pool from shrinking further, because more jobs may follow
     need = (runnable + running on executors that take jobs) / slots      grow, where there are fewer
     keep = (runnable + running anywhere)                    / slots      shrink, where there are more
 
+With ``scaling.target.wait``, jobs whose run times are known share slots: as many as do the waiting work in that time
+(see `slots_for` and ADR 48).
+
 When the demand is unknown, the pool keeps its size: unknown never means zero.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, replace
 
 from joex_operator.api.objects import Pool
@@ -20,6 +24,25 @@ from joex_operator.api.spec import JoexPoolSpec, Scaling, ScalingPolicy
 from joex_operator.decide.history import History, largest_lately, smallest_lately
 
 _LEAST_COUNTED = 1000
+_MOST_SHARED = 50_000
+_CHECKS, _LEAST_PAUSE = 4, 1.0
+"""How often in the time of a target a pool with a backlog is sized, and after how many seconds at the earliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How many slots jobs fill for the time of a target, by the measured seconds of their tasks.
+
+    A job counts with its expected run seconds over those of the target, and as 1 when it needs all that time, or when
+    nothing is known of its task.
+
+    Attributes:
+        runnable: slots that all runnable jobs fill together.
+        running: the part of that time, from 0 to 1, for which an average running job fills its slot.
+    """
+
+    runnable: float
+    running: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +52,12 @@ class Demand:
     Attributes:
         runnable: jobs that an executor could take now: without those of paused groups, and within each group's limit.
         next_due: seconds until the next job is due; None: no job is due later.
+        work: for a pool with a target; None: each job counts as a slot.
     """
 
     runnable: int
     next_due: float | None = None
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +106,7 @@ class Sizing:
         limit: what keeps the target from ``wanted``, if not a stabilization window.
         waiting: a stabilization window delays a change.
         again_in: seconds after which the target may change even if nothing happens.
+        is_paced: jobs wait for slots that there are, as the target allows: the size follows them by time.
         history: to store in the status.
     """
 
@@ -92,6 +118,7 @@ class Sizing:
     limit: Limit | None = None
     waiting: bool = False
     again_in: float | None = None
+    is_paced: bool = False
 
 
 def size(pool: Pool, load: Load, history: History, now: float) -> Sizing:
@@ -109,13 +136,28 @@ def size(pool: Pool, load: Load, history: History, now: float) -> Sizing:
 
 
 def can_grow(spec: JoexPoolSpec, sizing: Sizing) -> bool:
-    """Whether more demand would make the pool larger."""
-    return sizing.mode is Mode.DEMAND and sizing.target < spec.scaling.max_replicas
+    """Whether more demand would make the pool larger at once."""
+    return sizing.mode is Mode.DEMAND and sizing.target < spec.scaling.max_replicas and not sizing.is_paced
 
 
 def most_counted(spec: JoexPoolSpec) -> int:
-    """The number up to which the database counts jobs: more of them would not change the size."""
-    return max(2 * spec.scaling.max_replicas * spec.pool_size, _LEAST_COUNTED)
+    """The number up to which the database counts jobs: more of them hardly change the size."""
+    most = max(2 * spec.scaling.max_replicas * spec.pool_size, _LEAST_COUNTED)
+    return most if spec.scaling.target is None else max(most, _MOST_SHARED)
+
+
+def slots_for(demand: Demand, running: int) -> int:
+    """The slots that the runnable jobs call for, and so many running ones.
+
+    Without a target: one for each job. With one: as many as have done the work within its time, but never fewer than
+    run, and at least one when a job is runnable.
+    """
+    jobs = demand.runnable + running
+    if demand.work is None:
+        return jobs
+    work = demand.work.runnable + running * demand.work.running
+    enough = math.ceil(round(work, 6))  # (300 jobs of a thousandth of the time need no second slot for a last digit)
+    return min(max(enough, running, min(jobs, 1)), jobs)
 
 
 def _blind(scaling: Scaling, load: Load, history: History, now: float) -> Sizing:
@@ -141,6 +183,9 @@ def _by_demand(spec: JoexPoolSpec, demand: Demand, load: Load, history: History,
     target = _clamp(allowed, scaling)  # the bounds are orders: neither windows nor policies delay them
     times = [until, _next_freed(scaling, history, now) if allowed != calm else None]
     delays = [time - now for time in times if time is not None]
+    is_paced = scaling.target is not None and demand.runnable > 0 and takers > 0
+    if scaling.target is not None and is_paced:
+        delays.append(max(scaling.target.wait.total_seconds() / _CHECKS, _LEAST_PAUSE))
     return Sizing(
         target=target,
         most=scaling.max_replicas,
@@ -150,21 +195,22 @@ def _by_demand(spec: JoexPoolSpec, demand: Demand, load: Load, history: History,
         limit=_limit(wanted, bounded, _clamp(calm, scaling), target),
         waiting=bounded not in (target, calm),
         again_in=min([*delays, *([] if demand.next_due is None else [demand.next_due])], default=None),
+        is_paced=is_paced,
     )
 
 
 def _wanted(spec: JoexPoolSpec, demand: Demand, load: Load) -> int:
     """The size that the demand calls for; the present one where that is within the tolerance."""
     scaling, takers = spec.scaling, load.takers
-    need = executors_for(spec, demand.runnable + load.held) + scaling.idle_reserve
-    keep = executors_for(spec, demand.runnable + load.held + load.leaving) + scaling.idle_reserve
+    need = executors_for(spec, slots_for(demand, load.held)) + scaling.idle_reserve
+    keep = executors_for(spec, slots_for(demand, load.held + load.leaving)) + scaling.idle_reserve
     wanted = max(need, min(takers, keep))
     return takers if abs(wanted - takers) <= scaling.tolerance * takers else wanted
 
 
-def executors_for(spec: JoexPoolSpec, jobs: int) -> int:
-    """The executors that so many jobs call for, at the utilization that the user desires."""
-    return -(-jobs * 100 // (spec.pool_size * spec.scaling.target_utilization))
+def executors_for(spec: JoexPoolSpec, slots: int) -> int:
+    """The executors that have so many slots, at the utilization that the user desires."""
+    return -(-slots * 100 // (spec.pool_size * spec.scaling.target_utilization))
 
 
 def _clamp(executors: int, scaling: Scaling) -> int:

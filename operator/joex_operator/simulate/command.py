@@ -54,6 +54,16 @@ def simulate(
             "--executors", min=1, max=10_000, help="A fixed number of executors instead. May be repeated, to compare."
         ),
     ] = None,
+    keda: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--keda",
+            metavar="JOBS",
+            min=1,
+            max=1_000_000,
+            help="The pools of --file, as KEDA's formula sizes them: an executor for so many jobs. May be repeated.",
+        ),
+    ] = None,
     pool_size: Annotated[int, typer.Option(min=1, max=100_000, help="With --executors: slots of each.")] = 2,
     start_up: Annotated[
         str, typer.Option(metavar="DURATION", help="Time from the decision to add an executor until it takes jobs.")
@@ -82,7 +92,9 @@ def simulate(
     if plot is not None:
         plots.check_plot(plot)
     jobs = _read(source, seed)
-    policies = _policies(jobs, files or [], compare or [], executors or [], pool_size)
+    policies = _policies(
+        jobs, files or [], compare or [], keda=keda or [], executors=executors or [], pool_size=pool_size
+    )
     reports = [_simulate(policy, jobs, timing, price) for policy in policies]
     if plot is not None:
         plots.plot(reports, plot)
@@ -92,14 +104,19 @@ def simulate(
         show(reports, limit)
 
 
-def _policies(jobs: Jobs, files: list[Path], compare: list[Path], executors: list[int], pool_size: int) -> list[Policy]:
-    from joex_operator.simulate.policies import of_files, of_size  # noqa: PLC0415
+def _policies(
+    jobs: Jobs, files: list[Path], compare: list[Path], *, keda: list[int], executors: list[int], pool_size: int
+) -> list[Policy]:
+    from joex_operator.simulate.policies import of_files, of_keda, of_size  # noqa: PLC0415
 
     if not (files or executors or compare):
         raise ConfigError("simulate: expected pools with --file, or a number with --executors")
+    if keda and not files:
+        raise ConfigError("simulate: --keda sizes the pools of --file")
     return [
         *([of_files(files, jobs)] if files else []),
         *(of_files([path], jobs) for path in compare),
+        *(of_keda(of_files(files, jobs), number) for number in keda),
         *(of_size(number, pool_size, jobs) for number in executors),
     ]
 
@@ -143,7 +160,7 @@ def _simulate(policy: Policy, jobs: Jobs, timing: Timing, price: float | None) -
     from joex_operator.simulate.engine import Simulation  # noqa: PLC0415
     from joex_operator.simulate.report import report  # noqa: PLC0415
 
-    totals = Simulation(jobs, policy.pools, timing).run(_progress(policy.name, len(jobs)))
+    totals = Simulation(jobs, policy.pools, timing, policy.jobs_per_executor).run(_progress(policy.name, len(jobs)))
     return report(policy.name, jobs, policy.pools, totals, price)
 
 

@@ -16,6 +16,7 @@ from joex.core.fair_queue import FairQueue, Lane
 from joex.core.job import State
 from joex_operator.api.objects import Pool
 from joex_operator.decide.growth_watch import REST
+from joex_operator.simulate.backlog import Backlog
 from joex_operator.simulate.clock import Clock, Timing
 from joex_operator.simulate.jobs import Jobs
 from joex_operator.simulate.pool import SimulatedExecutor, SimulatedPool, fair_queues
@@ -32,14 +33,18 @@ _REPORTED_EACH = 10_000
 
 
 class Simulation:
-    """Simulates pools on jobs."""
+    """Simulates pools on jobs. ``jobs_per_executor``: KEDA's formula sizes them; None: Joex does."""
 
-    def __init__(self, jobs: Jobs, pools: Sequence[Pool], timing: Timing) -> None:
+    def __init__(self, jobs: Jobs, pools: Sequence[Pool], timing: Timing, jobs_per_executor: int | None = None) -> None:
         self._jobs = jobs
         self._timing = timing
         self._queues = queues = fair_queues(jobs)
         self._queue_of = [queues[group.queue] for group in jobs.groups]
-        self._pools = [SimulatedPool(pool, [queues[q] for q in pool.spec.queues if q in queues]) for pool in pools]
+        self._backlog = backlog = Backlog(jobs, queues.values())
+        self._pools = [
+            SimulatedPool(pool, [queues[q] for q in pool.spec.queues if q in queues], backlog, jobs_per_executor)
+            for pool in pools
+        ]
         self._pools_of = {queue: [pool for pool in self._pools if queue in pool.queues] for queue in queues.values()}
         self._clock = Clock()
         self._falls = count(1)  # orders the executors by when they fell asleep
@@ -88,6 +93,7 @@ class Simulation:
         group = self._jobs.group[job]
         queue = self._queue_of[group]
         self._since[job] = self._clock.now
+        self._backlog.waits(queue, job)
         queue.submit(group, lane if lane is not None else Lane.HIGH if self._jobs.is_high[job] else Lane.LOW, job)
         self._wake(queue)
 
@@ -143,6 +149,7 @@ class Simulation:
         self._pending += 1
         self._totals.taken.add(now, group, now - self._since.pop(job))
         executor.pool.take(executor, job, now)
+        self._backlog.starts(self._queue_of[group], job)
         seconds = self._jobs.seconds[job]
         is_late = seconds > limit
         self._clock.plan(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, is_late)
@@ -176,7 +183,9 @@ class Simulation:
         group = self._jobs.group[job]
         self._moved = self._clock.now
         self._pending -= 1
-        self._totals.slot_seconds[group] += self._clock.now - executor.held[job]
+        seconds = self._clock.now - executor.held[job]
+        self._totals.slot_seconds[group] += seconds
+        self._backlog.ends(self._queue_of[group], job, seconds)
         executor.pool.end(executor, job, self._clock.now)
         self._queue_of[group].ended(group)
 

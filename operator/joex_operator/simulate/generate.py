@@ -20,16 +20,16 @@ _ALWAYS = 1_000_000_000
 def generate(workload: Workload, chance: Random) -> Jobs:
     """The jobs of a workload."""
     jobs = Jobs(period=workload.period.total_seconds())
-    for tenant in workload.tenants:
+    for task, tenant in enumerate(workload.tenants):
         for name in tenant.names():
             jobs.groups.append(GroupOf(tenant.queue, name, tenant.weight, tenant.max_running))
-            for job in _jobs(tenant, len(jobs.groups) - 1, jobs.period, chance):
+            for job in _jobs(tenant, task, len(jobs.groups) - 1, jobs.period, chance):
                 jobs.add(job)
     jobs.sort()
     return jobs
 
 
-def _jobs(tenant: Tenant, group: int, period: float, chance: Random) -> Iterator[SimulatedJob]:
+def _jobs(tenant: Tenant, task: int, group: int, period: float, chance: Random) -> Iterator[SimulatedJob]:
     seconds = _durations(tenant.duration, chance)
     delay = None if tenant.retry_delay is None else tenant.retry_delay.total_seconds()
     for at in _times(tenant, period, chance):
@@ -37,6 +37,7 @@ def _jobs(tenant: Tenant, group: int, period: float, chance: Random) -> Iterator
             at=at,
             group=group,
             seconds=seconds(),
+            task=task,
             is_high=chance.random() < tenant.high,
             failures=_failures(tenant.failures, chance),
             retries=tenant.retries,

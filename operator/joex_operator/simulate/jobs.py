@@ -31,6 +31,7 @@ class SimulatedJob:
     Attributes:
         at: seconds after the beginning at which it becomes runnable.
         group: the number of its group.
+        task: the number of its task.
         seconds: the duration of each of its runs.
         failures: the number of runs that fail, within its retries, before the last one ends with ``state``.
         retries, retry_delay: of the job (the delay in seconds); None: those of the pool.
@@ -40,6 +41,7 @@ class SimulatedJob:
     at: float
     group: int
     seconds: float
+    task: int = 0
     is_high: bool = False
     failures: int = 0
     state: State = State.SUCCESS
@@ -57,6 +59,7 @@ class Jobs:
     groups: list[GroupOf] = field(default_factory=list)
     at: array[float] = field(default_factory=lambda: array("d"))
     group: array[int] = field(default_factory=lambda: array("q"))
+    task: array[int] = field(default_factory=lambda: array("q"))
     seconds: array[float] = field(default_factory=lambda: array("d"))
     is_high: bytearray = field(default_factory=bytearray)
     _failures: array[int] = field(default_factory=lambda: array("q"))
@@ -74,6 +77,7 @@ class Jobs:
             at=self.at[nr],
             group=self.group[nr],
             seconds=self.seconds[nr],
+            task=self.task[nr],
             is_high=bool(self.is_high[nr]),
             failures=self._failures[nr],
             state=_STATES[self._state[nr]],
@@ -90,6 +94,7 @@ class Jobs:
         self.at.append(job.at)
         self.group.append(job.group)
         self.seconds.append(job.seconds)
+        self.task.append(job.task)
         self.is_high.append(job.is_high)
         self._failures.append(job.failures)
         self._state.append(_STATES.index(job.state))
@@ -103,7 +108,7 @@ class Jobs:
         order.sort(key=self.at.__getitem__)
         for reals in (self.at, self.seconds, self._retry_delay, self.waited):
             reals[:] = array("d", [reals[nr] for nr in order])
-        for numbers in (self.group, self._failures, self._retries):
+        for numbers in (self.group, self.task, self._failures, self._retries):
             numbers[:] = array("q", [numbers[nr] for nr in order])
         for flags in (self.is_high, self._state):
             flags[:] = bytes(flags[nr] for nr in order)

@@ -63,15 +63,16 @@ def _print_groups(groups: Iterable[GroupReport], *, with_was: bool) -> None:
 def _compare(reports: Sequence[Report]) -> None:
     rows: list[tuple[object, ...]] = []
     if (was := reports[0].was) is not None:
-        rows.append(("as it was", *_spans(was), *[None] * 6))
+        rows.append(("as it was", *_spans(was), *[None] * 7))
     for one in reports:
         jains = [queue.jain for queue in one.queues if queue.jain is not None]
         largest = sum(pool.executors_max for pool in one.pools)
         mean = sum(pool.executors_mean for pool in one.pools)
         hours, cost = f"{one.executor_hours:,.1f}", _known(one.cost, _MONEY)
-        size = (f"{mean:,.1f}", largest, _percent(one.utilisation), hours, cost)
+        started = sum(pool.started for pool in one.pools)
+        size = (f"{mean:,.1f}", largest, started, _percent(one.utilisation), hours, cost)
         rows.append((one.policy, *_spans(one.waits), _known(min(jains, default=None), ".3f"), *size))
-    _print(("POLICY", *_WAITS, "JAIN", "EXECUTORS", "MAX", "IN USE", "HOURS", "COST"), rows, texts=1)
+    _print(("POLICY", *_WAITS, "JAIN", "EXECUTORS", "MAX", "STARTED", "IN USE", "HOURS", "COST"), rows, texts=1)
 
 
 def _pool(pool: PoolReport, cost: float | None) -> tuple[object, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joex.errors import ConfigError
@@ -17,10 +17,14 @@ _NOWHERE = "simulation"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Pools under a name."""
+    """Pools under a name.
+
+    ``jobs_per_executor``: the size of each is what KEDA's formula says; None: what Joex decides.
+    """
 
     name: str
     pools: Sequence[Pool]
+    jobs_per_executor: int | None = None
 
 
 def of_files(paths: Sequence[Path], jobs: Jobs) -> Policy:
@@ -37,6 +41,16 @@ def of_files(paths: Sequence[Path], jobs: Jobs) -> Policy:
         serves = ", ".join(sorted(served))
         raise ConfigError(f"{policy.name}: no pool serves queue {missing[0]!r}, which has jobs; served: {serves}")
     return policy
+
+
+def of_keda(policy: Policy, jobs_per_executor: int) -> Policy:
+    """The same pools, with their bounds and windows, as KEDA's formula sizes them: an executor for so many jobs."""
+    ours = {"target": None, "target_utilization": 100, "idle_reserve": 0}
+    pools = [
+        replace(pool, spec=pool.spec.model_copy(update={"scaling": pool.spec.scaling.model_copy(update=ours)}))
+        for pool in policy.pools
+    ]
+    return Policy(f"KEDA, {jobs_per_executor} jobs each", pools, jobs_per_executor)
 
 
 def of_size(executors: int, pool_size: int, jobs: Jobs) -> Policy:

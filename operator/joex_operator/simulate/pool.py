@@ -20,7 +20,8 @@ from joex_operator.decide.actions import AskDrain, CreateReplica, MarkSpare
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import ObservedPool, decide
 from joex_operator.decide.replicas import ObservedExecutor, Replica
-from joex_operator.decide.scaling import Demand, Load, can_grow, most_counted, size
+from joex_operator.decide.scaling import Demand, Load, Sizing, can_grow, most_counted, size
+from joex_operator.simulate.backlog import Backlog
 from joex_operator.simulate.jobs import Jobs, SimulatedJob
 from joex_operator.simulate.totals import Sizes
 
@@ -72,15 +73,19 @@ class Change:
 class SimulatedPool:
     """A pool and its queues. Its executors leave when they are idle, at once: the demand drains no busy one."""
 
-    def __init__(self, pool: Pool, queues: Sequence[FairQueue]) -> None:
+    def __init__(
+        self, pool: Pool, queues: Sequence[FairQueue], backlog: Backlog, jobs_per_executor: int | None = None
+    ) -> None:
         self.spec = pool.spec
         self.queues = queues
         self.sizes = Sizes()
-        self.can_grow = True
+        self.can_grow = jobs_per_executor is None
         self.next_reconcile = 0.0
         self.resting_until = -inf  # until then notifications do not count: it is reconciled then anyway
         self.timeout = inf if pool.spec.timeout is None else pool.spec.timeout.total_seconds()
         self._pool = pool
+        self._backlog = backlog
+        self._jobs_per_executor = jobs_per_executor
         self._executors: dict[int, SimulatedExecutor] = {}
         self._history = History()
         self._held = 0  # jobs of its executors
@@ -90,12 +95,12 @@ class SimulatedPool:
     def reconcile(self, now: datetime, at: float) -> Change:
         """Plan the size and carry the plan out. ``at``: the same time, in seconds after the beginning."""
         takers = len(self._executors)
-        demand = Demand(min(sum(queue.runnable for queue in self.queues), most_counted(self.spec)))
+        demand = self._demand()
         sizing = size(self._pool, Load(demand, takers, self._held), self._history, now.timestamp())
         if sizing.target != takers or self._has_spare:
             return self._decide(demand, now, at)
         # The shortcut of a plan without actions: no executor here is outdated or lost.
-        self._history, self.can_grow = sizing.history, can_grow(self.spec, sizing)
+        self._sized(sizing)
         return Change(again_in=sizing.again_in)
 
     def starts(self, executor: SimulatedExecutor) -> None:
@@ -150,10 +155,22 @@ class SimulatedPool:
             first_delay=self.spec.retry_delay if job.retry_delay is None else timedelta(seconds=job.retry_delay),
         )
 
+    def _demand(self) -> Demand:
+        runnable, target = sum(queue.runnable for queue in self.queues), self.spec.scaling.target
+        if self._jobs_per_executor is not None:  # KEDA's formula knows no slots: what runs counts as what waits
+            executors = -(-(runnable + self._held) // self._jobs_per_executor)
+            return Demand(executors * self.spec.pool_size - self._held)
+        work = None if target is None else self._backlog.work(self.queues, target.wait.total_seconds())
+        return Demand(min(runnable, most_counted(self.spec)), work=work)
+
+    def _sized(self, sizing: Sizing) -> None:
+        self._history = sizing.history
+        self.can_grow = self._jobs_per_executor is None and can_grow(self.spec, sizing)  # (KEDA polls)
+
     def _decide(self, demand: Demand, now: datetime, at: float) -> Change:
         observed = ObservedPool(tuple(map(self._replica, self._executors.values())), demand, template="")
         plan = decide(self._pool, observed, self._history, now)
-        self._history, self.can_grow = plan.sizing.history, can_grow(self.spec, plan.sizing)
+        self._sized(plan.sizing)
         started, leaves_work = list[SimulatedExecutor](), False
         for action in plan.actions:
             match action:

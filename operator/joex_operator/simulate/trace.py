@@ -25,14 +25,14 @@ def read_trace(lines: Iterable[str], place: str) -> Jobs:
     Raises:
         ConfigError: one line about the first invalid line. ``place``: the file, for this message.
     """
-    jobs, numbers = Jobs(), dict[tuple[str, str], int]()
+    jobs, numbers, tasks = Jobs(), dict[tuple[str, str], int](), dict[str, int]()
     seqs = array("q")
     for number, text in enumerate(lines, start=1):
         if text.strip():
             line = _read(text, f"{place}, line {number}")
             group = numbers.setdefault((line.queue, line.group), len(numbers))
             jobs.groups[group : group + 1] = [GroupOf(line.queue, line.group, line.weight, line.max_running)]
-            jobs.add(_job(line, group))
+            jobs.add(_job(line, group, tasks.setdefault(line.task, len(tasks))))
             seqs.append(line.seq)
     if jobs:
         jobs.sort(seqs)
@@ -41,12 +41,13 @@ def read_trace(lines: Iterable[str], place: str) -> Jobs:
     return jobs
 
 
-def _job(line: TracedJob, group: int) -> SimulatedJob:
+def _job(line: TracedJob, group: int, task: int) -> SimulatedJob:
     state = State(line.state)
     return SimulatedJob(
         at=line.at.timestamp(),
         group=group,
         seconds=line.seconds,
+        task=task,
         is_high=line.priority == "high",
         failures=max(line.failures - (state is State.FAILED), 0),
         state=state,

@@ -40,6 +40,8 @@ CALMLY = {"scaleUp": {"stabilizationWindowSeconds": 60}}
     ("found", "given", "target", "why"),
     [
         ([], {"runnable": 38}, 2, "38 jobs wait or run, 20 slots each: 2 executors"),
+        ([], {"runnable": 38, "scaling": autoscaled(target={"wait": "30s"})}, 2,
+         "38 jobs wait or run, 38 slots for a wait of 30s, 20 slots each: 2 executors"),
         ([], {"runnable": 1, "size": 1}, 1, "1 job waits or runs, 1 slot each: 1 executor"),
         ([], {}, 0, "no jobs wait or run"),
         (replicas(1), {}, 0, "no jobs wait or run"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from joex_operator.decide.history import History
-from joex_operator.decide.scaling import Demand, Limit, Load, Mode, longest_period, size
+from joex_operator.decide.scaling import Demand, Limit, Load, Mode, Work, can_grow, longest_period, size
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool
 
 T = 1_000_000.0
@@ -250,3 +250,43 @@ def test_the_next_due_job_is_a_reason_to_look_again():
 def test_the_first_of_several_reasons_counts():
     assert sized(takers=5, next_due=12.5, scaling=autoscaled(window=300)).again_in == 12.5
     assert sized(takers=5, next_due=1000.0, scaling=autoscaled(window=300)).again_in < 311
+
+
+# A target.
+
+
+def shared(runnable, work, *, running=0.0, wait="30s", least=0, most=1000, **given):
+    """The size of a pool of one slot each whose target is a wait."""
+    scaling = autoscaled(least, most, target={"wait": wait})
+    load = Load(Demand(runnable, work=Work(work, running)), **{"takers": 0, **given})
+    return size(pool(poolSize=1, scaling=scaling), load, History(), T)
+
+
+def test_with_a_target_short_jobs_share_slots():
+    assert shared(1000, 1000 * 0.1 / 30).target == 4
+    assert shared(1, 0.1 / 30).target == 1, "one slot if anything waits"
+    assert shared(300, 300 * (0.1 / 30)).target == 1, "no second slot for the last digit of a sum"
+
+
+def test_with_a_target_a_pool_has_no_more_slots_than_jobs():
+    assert shared(7, 9.0).target == 7
+    assert shared(7, 7.0).target == 7
+
+
+def test_with_a_target_what_runs_keeps_its_slots_and_does_not_call_for_more():
+    assert shared(1000, 3.3, running=0.01, takers=20, held=20).target == 20
+    assert shared(0, 0.0, running=0.01, takers=20, held=20).target == 20
+    assert shared(1, 0.1, running=1.0, takers=2, held=2).target == 3, "long runs leave no time for others"
+
+
+def test_a_target_on_what_nobody_has_measured_changes_nothing():
+    for runnable, held in ((0, 0), (5, 0), (5, 3)):
+        unknown = shared(runnable, float(runnable), running=1.0, takers=held, held=held)
+        assert unknown.wanted == runnable + held
+
+
+def test_a_pool_whose_jobs_may_wait_is_sized_again_by_time():
+    waiting = shared(1000, 3.3, takers=4)
+    assert (waiting.again_in, can_grow(pool(scaling=autoscaled(most=1000)).spec, waiting)) == (7.5, False)
+    from_zero = shared(1000, 3.3)
+    assert (from_zero.again_in, can_grow(pool(scaling=autoscaled(most=1000)).spec, from_zero)) == (None, True)

@@ -5,10 +5,12 @@ An executor has one slot, and a job lasts ten seconds.
 
 import pytest
 
+from joex_operator.simulate.backlog import Backlog
 from joex_operator.simulate.clock import Timing
+from joex_operator.simulate.engine import Simulation
 from joex_operator.simulate.pool import SimulatedPool
-from tests.unit.joex_operator.builders import NOW, pool
-from tests.unit.joex_operator.simulated import by_demand, job, jobs_of, simulated, simulated_on
+from tests.unit.joex_operator.builders import NOW, autoscaled, pool
+from tests.unit.joex_operator.simulated import EXACT, by_demand, job, jobs_of, simulated, simulated_on
 
 
 def sizes(outcome):
@@ -82,7 +84,7 @@ def test_an_executor_that_leaves_work_wakes_two_others():
 
 
 def test_the_executor_that_fell_asleep_last_is_the_first_to_be_woken():
-    one = SimulatedPool(pool(replicas=4), [])
+    one = SimulatedPool(pool(replicas=4), [], Backlog(jobs_of([]), []))
     executors = one.reconcile(NOW, 0.0).started
     for nth, nr in enumerate([2, 0, 3, 1], start=1):
         one.sleeps(executors[nr], nth)
@@ -216,3 +218,31 @@ def test_the_same_jobs_and_pools_give_the_same_answer():
     some = [job(f"group {n % 7}", at=n % 13, seconds=n % 11, failures=n % 2) for n in range(100)]
     first, second = (simulated(*some, **by_demand(5)).report for _ in range(2))
     assert first == second
+
+
+def test_with_a_target_short_jobs_whose_seconds_are_known_share_executors():
+    known = [job("a", at=nr, seconds=1) for nr in range(10)]
+    burst = [job("a", at=100, seconds=1)] * 60
+    usual = simulated(*known, *burst, **by_demand(50, poolSize=1))
+    shared = simulated(*known, *burst, replicas=None, scaling=autoscaled(0, 50, target={"wait": "30s"}))
+    assert [max(number for at, number in sizes(one) if at >= 100) for one in (usual, shared)] == [50, 2]
+    assert 25 <= max(shared.waits) <= 40
+
+
+def test_with_a_target_jobs_of_which_nothing_is_known_have_a_slot_each():
+    outcome = simulated(*[job("a", seconds=1)] * 20, replicas=None, scaling=autoscaled(0, 50, target={"wait": "30s"}))
+    assert outcome.report.pools[0].executors_max == 20
+
+
+def test_with_a_target_a_group_fills_no_more_slots_than_it_may():
+    known = [job("a", at=nr, seconds=1) for nr in range(10)]
+    burst = [job("a", at=100, seconds=1)] * 600
+    target = autoscaled(0, 50, target={"wait": "30s"})
+    outcome = simulated(*known, *burst, settings={"a": {"max_running": 3}}, replicas=None, scaling=target)
+    assert outcome.report.pools[0].executors_max == 3
+
+
+def test_keda_formula_polls_and_divides_the_jobs_whatever_they_are():
+    jobs = jobs_of([job("a", at=1, seconds=60)] * 10)
+    totals = Simulation(jobs, [pool(poolSize=2, scaling=autoscaled(0, 50))], EXACT, jobs_per_executor=5).run()
+    assert totals.sizes[0].points[:2] == [(0.0, 0), (15.0, 2)]

@@ -144,6 +144,79 @@ BEGIN
     RETURN v_all;
 END $$;
 
+-- The runs of the latest jobs that have finished after this time (null: whenever), by task and group: how many, how many seconds they have
+-- held their slots together, and when the last one ended. Of all jobs, and of keyed ones, the last thousand.
+CREATE OR REPLACE FUNCTION joex_private.latest_runs(p_after timestamptz)
+RETURNS TABLE (task text, grp text, runs bigint, seconds float8, last_at timestamptz)
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+    SELECT r.task, r.grp, count(*), sum(greatest(extract(epoch FROM r.finished_at - r.scheduled_at), 0))::float8, max(r.finished_at)
+    FROM ((SELECT j.task, j.grp, j.scheduled_at, j.finished_at FROM joex_private.job j
+           WHERE j.finished_at > coalesce(p_after, '-infinity') AND j.key IS NULL ORDER BY j.finished_at DESC LIMIT 1000)
+          UNION ALL
+          (SELECT j.task, j.grp, j.scheduled_at, j.finished_at FROM joex_private.job j
+           WHERE j.finished_at > coalesce(p_after, '-infinity') AND j.key IS NOT NULL ORDER BY j.finished_at DESC LIMIT 1000)) r
+    WHERE r.scheduled_at IS NOT NULL GROUP BY r.task, r.grp $$;
+
+-- How many slots p_runnable jobs of these queues (see demand) would fill for some time, and which part of that time, 0 to 1, a job that
+-- runs fills its slot on average (null: none runs). A job counts with its part of the time in p_shares, by task and by group or '', and as
+-- a slot if it has none there.
+-- (This looks at no more than 300 groups, which are any, because the ring has the order of hashes; reads the next 9,000 of their jobs; and
+-- counts no more than p_most. All others count like these.)
+CREATE OR REPLACE FUNCTION joex_private.work(p_queues text[], p_runnable bigint, p_most integer, p_shares jsonb)
+RETURNS TABLE (runnable float8, running float8)
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_groups CONSTANT integer := greatest(300 / cardinality(p_queues), 1);
+    v_queue text;
+    v_queues text[] := '{}';    -- of the groups to look at
+    v_ring bigint;
+    v_rings bigint[] := '{}';
+    v_limit integer;
+    v_jobs bigint;
+    v_slots float8;
+    v_all bigint := 0;
+    v_counted bigint := 0;
+BEGIN
+    FOREACH v_queue IN ARRAY p_queues LOOP
+        v_ring := -9223372036854775808;
+        FOR nr IN 1..v_groups LOOP
+            SELECT j.ring INTO v_ring FROM joex_private.job j
+            WHERE j.queue = v_queue AND j.lane IS NOT NULL AND j.ring > v_ring ORDER BY j.ring LIMIT 1;
+            EXIT WHEN NOT FOUND;
+            CONTINUE WHEN EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = v_queue AND g.ring = v_ring AND g.paused);
+            v_queues := v_queues || v_queue;
+            v_rings := v_rings || v_ring;
+        END LOOP;
+    END LOOP;
+    runnable := 0;
+    FOR nr IN 1..cardinality(v_rings) LOOP
+        EXIT WHEN v_counted >= p_most;
+        v_queue := v_queues[nr];
+        v_ring := v_rings[nr];
+        SELECT count(*) INTO v_jobs FROM (
+            SELECT FROM joex_private.job j WHERE j.queue = v_queue AND j.ring = v_ring AND j.lane IS NOT NULL LIMIT p_most - v_counted) x;
+        SELECT v_jobs * avg(coalesce(p_shares #>> ARRAY[x.task, x.grp], p_shares #>> ARRAY[x.task, ''], '1')::float8)
+        INTO v_slots
+        FROM (SELECT j.task, j.grp FROM joex_private.job j WHERE j.queue = v_queue AND j.ring = v_ring AND j.lane IS NOT NULL
+              ORDER BY j.lane, j.rank, j.seq LIMIT 9000 / cardinality(v_rings)) x;
+        v_counted := v_counted + v_jobs;
+        v_limit := (SELECT min(g.max_running) FROM joex_private.group_setting g WHERE g.queue = v_queue AND g.ring = v_ring);
+        IF v_limit IS NOT NULL THEN     -- (the work of all its jobs, in the slots that it may still have)
+            v_limit := greatest(v_limit - (
+                SELECT count(*) FROM joex_private.job j
+                WHERE j.queue = v_queue AND j.ring = v_ring AND j.executor_id IS NOT NULL), 0);
+            v_jobs := least(v_jobs, v_limit);
+            v_slots := least(v_slots, v_limit);
+        END IF;
+        v_all := v_all + v_jobs;
+        runnable := runnable + v_slots;
+    END LOOP;
+    runnable := CASE WHEN v_all = 0 THEN p_runnable ELSE runnable * p_runnable / v_all END;
+    running := (SELECT avg(coalesce(p_shares #>> ARRAY[x.task, x.grp], p_shares #>> ARRAY[x.task, ''], '1')::float8)
+                FROM (SELECT j.task, j.grp FROM joex_private.held j WHERE j.queue = ANY (p_queues) LIMIT 1000) x);
+    RETURN NEXT;
+END $$;
+
 -- Subscribe an operator, for p_for (zero: end the subscription), to notifications on the channel joex_operator of work in these queues
 -- that finds no executor asleep. After a notification the operator ends the subscription for a moment, so that not each submission
 -- notifies. When this has committed, a transaction below the
