@@ -24,6 +24,7 @@ from joex.core.periodic import decide
 from joex.errors import JoexError
 from joex.store import periodic
 from joex.store.database import borrowed
+from joex.store.periodic import TaskKey
 from joex.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -43,19 +44,19 @@ class Aside:
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[str, tuple[float, float]] = {}  # when each is tried again, and after how long
+        self._tasks: dict[TaskKey, tuple[float, float]] = {}  # when each is tried again, and after how long
 
-    def put(self, task: str, now: float) -> None:
+    def put(self, task: TaskKey, now: float) -> None:
         """Set a task aside: there was trouble with it."""
         _, last = self._tasks.get(task, (now, _ASIDE_FOR / 2))
         seconds = min(last * 2, _LONGEST_ASIDE)
         self._tasks[task] = (now + seconds, seconds)
 
-    def forget(self, task: str) -> None:
+    def forget(self, task: TaskKey) -> None:
         """A task is out of trouble."""
         self._tasks.pop(task, None)
 
-    def until(self, now: float) -> dict[str, float]:
+    def until(self, now: float) -> dict[TaskKey, float]:
         """The tasks that are aside, and until when."""
         # (A task that was due for so long without a new trouble is gone, or another scheduler has decided about it.)
         self._tasks = {task: one for task, one in self._tasks.items() if one[0] + _LONGEST_ASIDE > now}
@@ -126,21 +127,21 @@ class PeriodicScheduler:
             tasks = await periodic.due(connection, _BATCH, **which)
             decided = [(task, decide(task.schedule, task.now)) for task in tasks]
             fired = await periodic.fire(connection, self._worker, decided) if decided else []
-        self._tell(fired, {task.id: decision.error for task, decision in decided})
+        self._tell(fired, {task.key: decision.error for task, decision in decided})
         if all(one.outcome == "stale" for one in fired):
             return self._until_free()
         self._busy_for = _BUSY_RETRY_IN
         for one in fired:
             if one.outcome == "trouble":
-                self._aside.put(one.id, now)
+                self._aside.put(one.key, now)
             elif one.outcome != "stale":
-                self._aside.forget(one.id)
+                self._aside.forget(one.key)
         return 0.0
 
-    def _tell(self, fired: Iterable[periodic.Fired], errors: dict[str, str | None]) -> None:
+    def _tell(self, fired: Iterable[periodic.Fired], errors: dict[TaskKey, str | None]) -> None:
         for one in fired:
             if one.outcome not in ("set", "stale"):
-                self._emit(Repeated(one.id, one.outcome, one.job, errors[one.id]))
+                self._emit(Repeated(*one.key, one.outcome, one.job, errors[one.key]))
             if one.outcome == "started" and self._maintain is not None:
                 self._maintain()
 

@@ -20,16 +20,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from joex import Client
 from joex.cli import main
 from joex.config import Settings
+from joex.store import roles
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
 from joex.store.executors import NewExecutor, register
 from joex.store.pools import NewPoolStep, note_step
+from joex.store.roles import RoleScopes
 from tests.support import loaded
 from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE, eventually
@@ -396,8 +399,9 @@ async def test_groups_are_listed_with_their_settings_which_can_be_set(joex, clie
 
 
 async def test_periodic_tasks_are_added_listed_shown_and_steered(joex, client):
-    add = ("periodic", "add", "prod/nightly", "report", "Mon..Fri 3:00", "--zone", "Europe/Zurich")
-    options = ("--args", '{"a": 1}', "--group", "acme", "--queue", "q", "--priority", "high", "--subject", "a report")
+    task = ("prod/nightly", "report", "Mon..Fri 3:00", "--zone", "Europe/Zurich")
+    add = ("periodic", "add", *task, "--group", "acme", "--queue", "q")
+    options = ("--args", '{"a": 1}', "--priority", "high", "--subject", "a report")
     added = await joex.done(*add, *options, "--submitter", "ann", "--starting-deadline", "90m")
     assert re.fullmatch(
         r"prod/nightly set: Mon\.\.Fri \*-\*-\* 03:00:00, zone Europe/Zurich, "
@@ -410,8 +414,9 @@ async def test_periodic_tasks_are_added_listed_shown_and_steered(joex, client):
         joex("periodic", "list", "--json"),
     )
     header, row = listed.splitlines()
-    assert header.split() == ["ID", "TASK", "TIMER", "ZONE", "NEXT", "LAST", "JOB", "OWNER", "STATUS"]
-    assert re.search(r"prod/nightly +report +Mon\.\.Fri 3:00 +Europe/Zurich +in \w+ +- +- +user +enabled", row)
+    columns = ["ID", "QUEUE", "GROUP", "TASK", "TIMER", "ZONE", "NEXT", "LAST", "JOB", "OWNER", "STATUS"]
+    assert header.split() == columns
+    assert re.search(r"prod/nightly +q +acme +report +Mon\.\.Fri 3:00 +Europe/Zurich +in \w+ +- +- +user +enabled", row)
     assert re.search(r"^next +\w{3} .* 03:00:00 CES?T \(in \w+\)$", shown, re.MULTILINE)
     assert re.search(r"^starting deadline +1h30m$", shown, re.MULTILINE)
     nightly, retention = sorted(as_json.json, key=lambda task: task["owner"], reverse=True)
@@ -467,15 +472,68 @@ async def test_what_others_own_is_changed_with_force_only(joex, client, connecti
     )
 
 
+async def test_an_id_that_occurs_twice_is_named_with_its_queue_and_group_on_the_command_line(joex, client):
+    for group in ("acme", "shop"):
+        assert "nightly set" in await joex.done("periodic", "add", "nightly", "t", "daily", "--group", group)
+    for verb in ("show", "remove", "enable", "disable", "run-now"):
+        refused = await joex("periodic", verb, "nightly")
+        assert (refused.code, refused.out) == (2, "")
+        assert refused.complaint == (
+            'id: several periodic tasks have the id "nightly": name the queue and the group too, '
+            'such as queue "default" and group "acme"'
+        )
+    assert "shop" in await joex.done("periodic", "show", "nightly", "--group", "shop")
+    job_id = await joex.done("periodic", "run-now", "nightly", "--queue", "default", "--group", "shop")
+    assert (await client.get(UUID(job_id))).group == "shop"
+    assert await joex.done("periodic", "disable", "nightly", "--group", "shop") == "nightly disabled"
+    assert await joex.done("periodic", "enable", "nightly", "--group", "shop") == "nightly enabled"
+    assert await joex.done("periodic", "remove", "nightly", "--group", "acme") == "nightly removed"
+    assert [one.group for one in await client.periodic.list("user")] == ["shop"]
+
+
+async def test_tenants_whose_periodic_tasks_have_one_id_reach_each_its_own_on_the_command_line(
+    folder, client, connection, database_url
+):
+    """And none can tell that there is another: the answers are those of a database without it."""
+    groups = ("acme", "shop")
+    tenants = {one: Joex(folder, database_url.replace("//postgres@", f"//joex_test_{one}@")) for one in groups}
+    try:
+        for group in groups:
+            await connection.execute(f"CREATE ROLE joex_test_{group} LOGIN")
+            await roles.set_scopes(
+                connection, RoleScopes(f"joex_test_{group}", ["view", "payloads", "operate"], [group], None)
+            )
+            joex = tenants[group]
+            assert await joex.done("periodic", "list") == "no periodic tasks"
+            for verb in ("show", "remove", "enable", "disable", "run-now"):
+                refused = await joex("periodic", verb, "nightly")
+                assert refused.complaint == "there is no periodic task 'nightly'; 'joex periodic list' lists them"
+            added = await joex.done("periodic", "add", "nightly", "t", "daily", "--group", group)
+            assert added.startswith("nightly set: ")
+            job_id = await joex.done("periodic", "run-now", "nightly")
+            assert (await client.get(UUID(job_id))).group == group
+            assert await joex.done("periodic", "disable", "nightly") == "nightly disabled"
+            [shown] = (await joex("periodic", "list", "--json")).json
+            assert (shown["group"], shown["enabled"]) == (group, False)
+        assert await tenants["shop"].done("periodic", "remove", "nightly", "--force") == "nightly removed"
+        refused = await tenants["shop"]("periodic", "remove", "nightly", "--force", "--group", "acme")
+        assert refused.complaint.startswith("there is no periodic task 'nightly'")
+        assert [one.group for one in await client.periodic.list("user")] == ["acme"]
+    finally:
+        for group in groups:
+            await connection.execute(f"DROP OWNED BY joex_test_{group}; DROP ROLE joex_test_{group}")
+
+
 async def test_periodic_tasks_are_listed_page_by_page_and_say_why_they_can_not_run(joex, connection):
     await connection.execute("SELECT joex.put_periodic_task(id, 't', '25:00') FROM unnest('{a,b,c}'::text[]) g(id)")
     await connection.execute("UPDATE joex_private.periodic_task SET error = 'it is wrong' WHERE id = 'b'")
     first = await joex("periodic", "list", "--owner", "user", "--limit", "2")
-    assert first.complaint == "there are more: add --after 'b'"
+    after = '["b", "default", "default"]'
+    assert first.complaint == f"there are more: add --after '{after}'"
     a, b = first.out.splitlines()[1:]
     assert (a.split()[-1], b.partition("user")[2].strip()) == ("enabled", "it is wrong")
     assert "it is wrong" in await joex.done("periodic", "show", "b")
-    rest = await joex.done("periodic", "list", "--owner", "user", "--after", "b")
+    rest = await joex.done("periodic", "list", "--owner", "user", "--after", after)
     assert [line.split()[0] for line in rest.splitlines()] == ["ID", "c"]
 
 

@@ -123,7 +123,17 @@ async def test_the_jobs_of_a_periodic_task_come_and_the_list_shows_it(tmp_path, 
         assert await client.periodic.disable("shop:app/tick", any_owner=True)
         listed = await printed("joex periodic list", tmp_path, database_url)
     columns = (
-        *("shop:app/tick", "tick", r"\*:\*:\*", "UTC", "-", r"(submitted|overlapping) \w+ ago", r"\w+"),
+        *(
+            "shop:app/tick",
+            "default",
+            "default",
+            "tick",
+            r"\*:\*:\*",
+            "UTC",
+            "-",
+            r"(submitted|overlapping) \w+ ago",
+            r"\w+",
+        ),
         *("app:shop:app", "disabled"),
     )
     assert re.search(rf"^{' +'.join(columns)}$", listed, re.MULTILINE), listed

@@ -282,7 +282,6 @@ REFUSED = (
     "joex.submit_many('{a}', grps => '{theirs}', trackers => '{t}')",
     r"joex_private.add('a', '\x0161', grp => 'theirs', queue => 'default')",
     r"joex_private.add('a', '\x027468656972732f3100', grp => 'mine', queue => 'default')",
-    "joex.put_periodic_task('theirs/p', 'a', 'daily', grp => 'mine')",
     "joex.set_group('theirs', paused => true)",
     "joex.set_group('mine', weight => 100)",
     "joex.set_group('mine', max_running => 1000)",
@@ -339,8 +338,8 @@ async def test_a_bound_role_does_all_that_its_scopes_allow_in_its_groups(roles_o
     assert await bound.fetchval("SELECT joex.cancel($1)", job_id) == "cancelled"
     assert await bound.fetchval("SELECT joex.retry($1)", job_id)
     await bound.execute("SELECT joex.set_group('mine', paused => true)")
-    assert await bound.fetchval("SELECT joex.put_periodic_task('mine/p', 'a', 'daily', grp => 'mine')") == "set"
-    assert await bound.fetchval("SELECT answer FROM joex.run_periodic_task('mine/p')") == "submitted"
+    assert await bound.fetchval("SELECT joex.put_periodic_task('p', 'a', 'daily', grp => 'mine')") == "set"
+    assert await bound.fetchval("SELECT answer FROM joex.run_periodic_task('p')") == "submitted"
     own = r"joex_private.add('a', '\x026d696e652f3100', grp => 'mine', queue => 'default')"
     assert await bound.fetchval(f"SELECT {own}") is not None
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group 'mine' in queue 'mail'"):
@@ -361,21 +360,52 @@ async def test_an_id_of_a_bound_caller_is_its_group_and_one_slash_in_sql_as_over
     caller = Caller("its token", frozenset(), **{kind: tuple(names) for kind, names in bounds.items()})
     told = r"id: all .* share these names: with .*, give it as '?\"?acme/NAME'?\"?, where NAME has no slash"
     role = await roles_of("submit", "operate", **bounds)
-    calls = [lambda: role.execute("SELECT joex_private.add('t', $1, grp => 'acme', queue => 'acme')", pack("id", name))]
-    if isinstance(name, str):
-        put = "SELECT joex.put_periodic_task($1, 't', 'daily', grp => 'acme', queue => 'acme')"
-        calls.append(lambda: role.execute(put, name))
-    for call in calls:
-        if is_own:
-            await call()
-        else:
-            with pytest.raises(asyncpg.InsufficientPrivilegeError, match=told):
-                await call()
+    add = "SELECT joex_private.add('t', $1, grp => 'acme', queue => 'acme')"
     if is_own:
+        await role.execute(add, pack("id", name))
         caller.check_own_name("id", name, "acme", "acme")
     else:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=told):
+            await role.execute(add, pack("id", name))
         with pytest.raises(HTTPException, match=told):
             caller.check_own_name("id", name, "acme", "acme")
+
+
+@pytest.mark.parametrize("kind", ["groups", "queues"])
+async def test_bound_roles_whose_periodic_tasks_have_one_id_reach_each_their_own(roles_of, connection, kind):
+    """And none can tell that there is another: the answers are those of a database without it."""
+    column = {"groups": "grp", "queues": "queue"}[kind]
+    tenants = [(place, await roles_of("view", "payloads", "operate", **{kind: [place]})) for place in ("acme", "shop")]
+    for place, role in tenants:
+        assert await role.fetch("TABLE joex.periodic_tasks") == []
+        for call in ("remove_periodic_task('p', any_owner => true)", "enable_periodic_task('p', any_owner => true)"):
+            assert await role.fetchval(f"SELECT joex.{call}") == "not_found"
+        assert await role.fetchval("SELECT answer FROM joex.run_periodic_task('p')") == "not_found"
+        put = f"SELECT joex.put_periodic_task('p', 'a', 'daily', {column} => $1)"
+        assert [await role.fetchval(put, place) for _ in range(2)] == ["set", "same"]
+        assert await role.fetchval("SELECT joex.enable_periodic_task('p', false)") == "set"
+        assert await role.fetchval("SELECT answer FROM joex.run_periodic_task('p')") == "submitted"
+        assert [job[column] for job in await role.fetch("TABLE joex.jobs")] == [place]
+        assert [(one[column], one["enabled"]) for one in await role.fetch("TABLE joex.periodic_tasks")] == [
+            (place, False)
+        ]
+    (_, role), (shop, other) = tenants
+    remove = "SELECT joex.remove_periodic_task('p', any_owner => true)"
+    assert await role.fetchval(f"SELECT joex.remove_periodic_task('p', {column} => $1)", shop) == "not_found"
+    assert [await role.fetchval(remove) for _ in range(2)] == ["removed", "not_found"]
+    assert [one[column] for one in await connection.fetch("TABLE joex.periodic_tasks") if one["id"] == "p"] == [shop]
+    assert await other.fetchval(remove) == "removed"
+
+
+async def test_an_unbound_caller_names_the_queue_and_the_group_of_an_id_that_occurs_twice(connection):
+    for place in ("acme", "shop"):
+        await connection.execute("SELECT joex.put_periodic_task('p', 'a', 'daily', grp => $1)", place)
+    said = 'id: several periodic tasks have the id "p": name the queue and the group too, '
+    said += 'such as queue "default" and group "acme"'
+    for call in ("enable_periodic_task", "run_periodic_task", "remove_periodic_task"):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match=f"^{said}$"):
+            await connection.execute(f"SELECT joex.{call}('p')")
+        await connection.execute(f"SELECT joex.{call}('p', queue => 'default', grp => 'shop')")
 
 
 @pytest.mark.parametrize("by_array", [False, True], ids=["submit", "submit_many"])

@@ -60,8 +60,8 @@ async def test_a_bystander_stops_no_periodic_task(connection, hold):
     await connection.execute("SELECT joex.put_periodic_task('tick', 'greet', '*:*:*')")
     fired = """
         SELECT outcome FROM joex_private.periodic_task t, joex_private.fire_periodic(
-            'me', ARRAY[t.id], ARRAY[t.revision], ARRAY[t.nextrun], ARRAY[now()], ARRAY[now() + interval '1 h'],
-            ARRAY[NULL])
+            'me', ARRAY[t.id], ARRAY[t.queue], ARRAY[t.grp], ARRAY[t.revision], ARRAY[t.nextrun], ARRAY[now()],
+            ARRAY[now() + interval '1 h'], ARRAY[NULL])
         WHERE t.id = 'tick'
     """
     assert await connection.fetchval(fired) == "submitted"

@@ -693,7 +693,6 @@ async def test_what_a_bound_token_puts_outside_is_refused_with_the_field(  # noq
         ({"groups": ["t"]}, "POST", "/api/v1/keyed/add", {"type": "t", "id": ["x", "t"]}, "id"),
         ({"queues": ["t"]}, "POST", "/api/v1/keyed/add", {"type": "t", "id": 1}, "id"),
         ({"queues": ["q"]}, "POST", "/api/v1/jobs", {"task": "t", "queue": "q", "tracker": "q"}, "tracker"),
-        ({"groups": ["default"]}, "PUT", "/api/v1/periodic/nightly", {"task": "t", "timer": "Mon 03:00"}, "id"),
         ({"groups": ["acme"]}, "POST", "/api/v1/groups/other", {"paused": True}, "group"),
         ({"queues": ["mails"]}, "POST", "/api/v1/groups/acme", {"paused": True}, "queue"),
         ({"groups": ["acme"]}, "POST", "/api/v1/groups/acme", {"weight": 100}, "weight"),
@@ -737,18 +736,49 @@ async def test_bound_tokens_are_refused_what_concerns_the_whole_system(http_as, 
     assert face.asked == []
 
 
-async def test_a_periodic_task_of_another_is_neither_replaced_nor_steered_though_its_id_begins_with_the_group(
-    http_as, client
-):
-    await client.periodic.put("acme/x", "t", "Mon 03:00", group="other", args={"text": SECRET})
-    async with http_as(*ALL, groups=["acme"]) as http:
-        body = {"task": "t", "timer": "Tue 03:00", "group": "acme"}
-        answer = await http.put("/api/v1/periodic/acme/x", json=body)
-        assert answer.status_code == 409
-        assert (await http.delete("/api/v1/periodic/acme/x?any_owner=true")).status_code == 404
-    task = await client.periodic.get("acme/x")
-    assert task is not None
-    assert (task.group, task.timer) == ("other", "Mon 03:00")
+async def test_tenants_whose_periodic_tasks_have_one_id_reach_each_its_own(http_as, client):
+    """And none can tell that there is another: the answers are those of a database without it."""
+    path = "/api/v1/periodic/nightly"
+    body = {"task": "t", "timer": "Mon 03:00"}
+    tenants = [{"queue": "mails", "group": "acme"}, {"queue": "mails", "group": "shop"}]
+    for own in tenants:
+        async with http_as(*ALL, groups=[own["group"]]) as http:
+            for call in (http.get(path), http.post(path), http.delete(path), http.patch(path, json={"enabled": True})):
+                assert (await call).status_code == 404
+            made = await http.put(path, json={**body, **own})
+            assert (made.status_code, made.json()["message"]) == (200, "periodic task 'nightly' is set")
+            assert (await http.patch(path, json={"enabled": False})).status_code == 200
+            assert (await http.get(path)).json()["group"] == own["group"]
+            [shown] = (await http.get("/api/v1/periodic")).json()["tasks"]
+            assert (shown["group"], shown["enabled"]) == (own["group"], False)
+            ran = await http.post(path)
+            assert (ran.status_code, (await client.get(UUID(ran.json()["job"]))).group) == (201, own["group"])
+    for gone, left in (tenants, [*reversed(tenants)]):
+        for here in (gone, left):
+            await client.periodic.put("nightly", "t", "Mon 03:00", **here)
+        async with http_as(*ALL, groups=[gone["group"]]) as http:
+            answer = await http.delete(path, params={"any_owner": True, "group": left["group"]})
+            assert answer.status_code == 404, answer.text
+            assert (await http.delete(path, params={"any_owner": True})).status_code == 200
+            assert (await http.delete(path, params={"any_owner": True})).status_code == 404
+        assert [one.group for one in await client.periodic.list("user")] == [left["group"]]
+
+
+async def test_an_id_that_occurs_twice_needs_its_queue_and_group_over_http(owner, client):
+    path = "/api/v1/periodic/nightly"
+    for group in ("acme", "shop"):
+        await client.periodic.put("nightly", "t", "Mon 03:00", group=group)
+    said = (
+        'id: several periodic tasks have the id "nightly": name the queue and the group too, '
+        'such as queue "default" and group "acme"'
+    )
+    for call in (owner.get(path), owner.post(path), owner.delete(path), owner.patch(path, json={"enabled": False})):
+        answer = await call
+        assert (answer.status_code, answer.json()["detail"]) == (400, said)
+    shown = await owner.get(path, params={"group": "shop"})
+    assert (shown.status_code, shown.json()["group"]) == (200, "shop"), shown.text
+    assert (await owner.delete(path, params={"queue": "default", "group": "shop"})).status_code == 200
+    assert [one.group for one in await client.periodic.list("user")] == ["acme"]
 
 
 async def test_joexs_own_periodic_tasks_lie_within_no_bounds(http_as, client, connection):
@@ -950,7 +980,8 @@ async def test_lists_end_where_they_are_large_and_go_on_from_there(http_as, clie
         assert [len(state[part]) for part in ("progress", "queued", "completed")] == [0, 2, 0]
         page = (await http.post("/api/v1/keyed/list", json={"type": "k", "after": 5})).json()
         assert ([job["id"] for job in page["jobs"]], page["more"]) == ([6, 7], True)
-        page = (await http.get("/api/v1/periodic?after=p7")).json()
+        after = '["p7", "q", "default"]'
+        page = (await http.get("/api/v1/periodic", params={"after": after})).json()
         assert ([task["id"] for task in page["tasks"]], page["next"]) == (["p8", "p9"], None)
     async with http_as("view") as http:
         assert len((await http.get("/api/v1/jobs?queue=q")).json()["jobs"]) == 10

@@ -18,6 +18,7 @@ from joex.errors import InvalidJob, NotYours
 from joex.periodic_scheduler import PeriodicScheduler
 from joex.runtime.maintenance import RETENTION, register_periodic_tasks
 from joex.store import periodic
+from joex.store.periodic import TaskKey
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import EventLog, eventually
 
@@ -31,6 +32,14 @@ RAISE = """
     CREATE TRIGGER refuse BEFORE INSERT ON joex_private.job FOR EACH ROW WHEN (NEW.task = 'bad')
         EXECUTE FUNCTION refuse();
 """
+
+
+A = TaskKey("a", "default", "default")
+
+
+def named(task_id):
+    """The name of the task with this id in whichever queue and group."""
+    return task_id, None, None
 
 
 class Tasks:
@@ -68,7 +77,7 @@ class Tasks:
 
     async def fire(self, decided, worker="me"):
         """Fire decisions; returns the outcomes, by id."""
-        return {one.id: one.outcome for one in await periodic.fire(self.connection, worker, decided)}
+        return {one.key.id: one.outcome for one in await periodic.fire(self.connection, worker, decided)}
 
     async def decide(self, worker="me"):
         """Decide about all due tasks; returns the outcomes, by id."""
@@ -76,13 +85,13 @@ class Tasks:
 
     async def get(self, task_id="a"):
         """A task as it is stored."""
-        [one] = await periodic.list_tasks(self.connection, [task_id])
+        [one] = await periodic.list_tasks(self.connection, [named(task_id)])
         return one
 
     async def jobs(self, task_id=None):
         """How many jobs a task, or all of them, have submitted."""
         return await self.connection.fetchval(
-            "SELECT count(*) FROM joex_private.job WHERE $1::text IS NULL OR tracker = 'periodic ' || $1", task_id
+            "SELECT count(*) FROM joex_private.job WHERE $1::text IS NULL OR tracker LIKE 'periodic % ' || $1", task_id
         )
 
     async def now(self):
@@ -174,7 +183,7 @@ async def test_the_earliest_comes_first(tasks):
         await tasks.put(task_id)
         await tasks.due(task_id, ago=timedelta(hours=3 - number))
     await tasks.put("new")
-    assert [one.id for one, _ in await tasks.read()] == ["new", "c", "a", "b"]
+    assert [one.key.id for one, _ in await tasks.read()] == ["new", "c", "a", "b"]
 
 
 async def test_it_is_told_how_long_it_is_until_the_next(tasks):
@@ -183,7 +192,7 @@ async def test_it_is_told_how_long_it_is_until_the_next(tasks):
     await tasks.due("a", ago=timedelta(hours=-1))
     await tasks.due("b", ago=timedelta(hours=-2))
     assert 3000 < (await periodic.next_in(tasks.connection) or 0) <= 3600
-    assert 6000 < (await periodic.next_in(tasks.connection, aside=["a"]) or 0) <= 7200
+    assert 6000 < (await periodic.next_in(tasks.connection, aside=[A]) or 0) <= 7200
     await tasks.due("b")
     assert await periodic.next_in(tasks.connection) == 0
 
@@ -191,8 +200,8 @@ async def test_it_is_told_how_long_it_is_until_the_next(tasks):
 async def test_an_operator_leaves_the_tasks_of_joex_itself_alone(tasks):
     await tasks.put_due("a")
     await tasks.put_due("b", owner=SYSTEM_OWNER)
-    assert [one.id for one, _ in await tasks.read(system=False)] == ["a"]
-    await periodic.remove(tasks.connection, "a", USER)
+    assert [one.key.id for one, _ in await tasks.read(system=False)] == ["a"]
+    await periodic.remove(tasks.connection, named("a"), USER)
     assert await periodic.next_in(tasks.connection, system=False) is None
     assert await periodic.next_in(tasks.connection) == 0
 
@@ -278,27 +287,50 @@ def test_a_task_that_is_often_in_trouble_is_tried_ever_later():
     waits: list[float] = []
     now = 1000.0
     for _ in range(7):
-        aside.put("a", now)
+        aside.put(A, now)
         [until] = aside.until(now).values()
         waits, now = [*waits, until - now], until
         assert not aside.until(now)  # it is tried
     assert waits == [10, 20, 40, 80, 160, 300, 300]
-    aside.forget("a")
-    aside.put("a", now)
-    assert aside.until(now) == {"a": now + 10}
+    aside.forget(A)
+    aside.put(A, now)
+    assert aside.until(now) == {A: now + 10}
     assert not aside.until(now + 400)
-    aside.put("a", now + 400)  # an old trouble no longer counts
-    assert aside.until(now + 400) == {"a": now + 410}
+    aside.put(A, now + 400)  # an old trouble no longer counts
+    assert aside.until(now + 400) == {A: now + 410}
 
 
-async def test_a_task_whose_group_was_changed_still_waits_for_its_job_of_the_old_group(tasks):
-    await tasks.put_due("a", group="old")
-    assert await tasks.decide() == {"a": "submitted"}
-    await tasks.put_due("a", group="new")
-    assert await tasks.decide() == {"a": "overlapping"}
-    await tasks.connection.execute("SELECT joex.cancel(last_job) FROM joex.periodic_tasks WHERE id = 'a'")
+async def test_tasks_of_one_id_in_several_queues_and_groups_are_decided_each_for_itself(tasks):
+    places = [("x", "one"), ("x", "two"), ("y", "one")]
+    for queue, group in places:
+        await tasks.put_due("a", queue=queue, group=group)
+    fired = await periodic.fire(tasks.connection, "me", await tasks.read())
+    assert sorted((one.key, one.outcome) for one in fired) == [(("a", *place), "submitted") for place in places]
+    jobs = await tasks.connection.fetch("SELECT queue, grp, id FROM joex.jobs ORDER BY queue, grp")
+    assert [
+        (one.queue, one.group, one.last_job) for one in await periodic.list_tasks(tasks.connection, owner=USER)
+    ] == [tuple(job) for job in jobs]
+    await tasks.connection.execute("SELECT joex.cancel(id) FROM joex.jobs WHERE (queue, grp) = ('y', 'one')")
     await tasks.due("a")
-    assert await tasks.decide() == {"a": "submitted"}
+    fired = await periodic.fire(tasks.connection, "me", await tasks.read())
+    assert sorted((*one.key[1:], one.outcome) for one in fired) == [
+        ("x", "one", "overlapping"), ("x", "two", "overlapping"), ("y", "one", "submitted"),
+    ]  # fmt: skip
+
+
+async def test_trouble_with_a_task_sets_aside_no_other_of_its_id(tasks):
+    for group in ("one", "two"):
+        await tasks.put_due("a", group=group)
+    key = TaskKey("a", "default", "one")
+    assert [task.key.group for task, _ in await tasks.read(aside=[key])] == ["two"]
+    assert await periodic.next_in(tasks.connection, system=False, aside=[key, TaskKey("a", "default", "two")]) is None
+
+
+async def test_queues_and_ids_that_read_alike_have_trackers_of_their_own(tasks):
+    for queue, task_id in (("a", "b c"), ("a b", "c"), ("a' 'b", "c"), ("\\" * 254, "x" * 240)):
+        await tasks.put_due(task_id, queue=queue)
+    fired = await periodic.fire(tasks.connection, "me", await tasks.read())
+    assert [one.outcome for one in fired] == ["submitted"] * 4
 
 
 async def test_no_client_keeps_a_periodic_task_from_running(tasks, client):
@@ -539,7 +571,7 @@ async def test_a_time_that_is_due_goes_with_the_timer_that_it_was_of(tasks, chan
 async def test_what_is_deleted_while_it_is_due_is_gone(tasks):
     await tasks.put_due("a", "b")
     read = await tasks.read()
-    assert await periodic.remove(tasks.connection, "a", USER) == "removed"
+    assert await periodic.remove(tasks.connection, named("a"), USER) == "removed"
     assert await tasks.fire(read) == {"a": "stale", "b": "submitted"}
     assert await tasks.jobs() == 1
 
@@ -547,7 +579,7 @@ async def test_what_is_deleted_while_it_is_due_is_gone(tasks):
 async def test_a_task_that_is_made_anew_does_not_overlap_with_the_job_of_its_predecessor(tasks):
     await tasks.put_due("a")
     await tasks.decide()
-    await periodic.remove(tasks.connection, "a", USER)
+    await periodic.remove(tasks.connection, named("a"), USER)
     await tasks.put_due("a")
     assert await tasks.decide() == {"a": "overlapping"}
 
@@ -585,8 +617,8 @@ async def test_a_task_stays_disabled_until_it_is_enabled(tasks):
     assert not (await tasks.get()).enabled
     assert await tasks.put("a", timer=MONTHLY, enabled=True) == "set"
     assert await tasks.decide() == {"a": "set"}
-    assert await periodic.enable(tasks.connection, "a", USER, enabled=False) == "set"
-    assert await periodic.enable(tasks.connection, "a", USER, enabled=False) == "same"
+    assert await periodic.enable(tasks.connection, named("a"), USER, enabled=False) == "set"
+    assert await periodic.enable(tasks.connection, named("a"), USER, enabled=False) == "same"
     assert (await tasks.get()).nextrun is None
     assert await tasks.decide() == {}
 
@@ -595,20 +627,24 @@ async def test_nobody_changes_what_another_one_owns(tasks):
     await tasks.put("a", owner="app:shop")
     before = await tasks.get()
     assert await tasks.put("a", timer=MONTHLY) == "not_yours"
-    assert await periodic.remove(tasks.connection, "a", USER) == "not_yours"
-    assert await periodic.enable(tasks.connection, "a", USER, enabled=False) == "not_yours"
+    assert await periodic.remove(tasks.connection, named("a"), USER) == "not_yours"
+    assert await periodic.enable(tasks.connection, named("a"), USER, enabled=False) == "not_yours"
     assert await periodic.keep(tasks.connection, USER, []) == []
     assert await tasks.get() == before
-    assert await periodic.enable(tasks.connection, "a", USER, enabled=False, any_owner=True) == "set"
-    assert await periodic.remove(tasks.connection, "a", USER, any_owner=True) == "removed"
-    assert await periodic.remove(tasks.connection, "a", USER) == "not_found"
-    assert await periodic.enable(tasks.connection, "a", USER, enabled=True) == "not_found"
+    assert await periodic.enable(tasks.connection, named("a"), USER, enabled=False, any_owner=True) == "set"
+    assert await periodic.remove(tasks.connection, named("a"), USER, any_owner=True) == "removed"
+    assert await periodic.remove(tasks.connection, named("a"), USER) == "not_found"
+    assert await periodic.enable(tasks.connection, named("a"), USER, enabled=True) == "not_found"
 
 
 async def test_an_owner_keeps_some_of_its_tasks(tasks):
     await tasks.put("a", "b", "c", owner="app:shop")
     await tasks.put("d")
-    assert sorted(await periodic.keep(tasks.connection, "app:shop", ["b", "unknown"])) == ["a", "c"]
+    assert sorted(
+        await periodic.keep(
+            tasks.connection, "app:shop", [TaskKey(one, "default", "default") for one in ("b", "unknown")]
+        )
+    ) == ["a", "c"]
     assert [one.id for one in await periodic.list_tasks(tasks.connection)] == ["b", "d", RETENTION]
 
 
@@ -625,19 +661,19 @@ async def test_many_put_one_task_at_once(tasks, another_connection):
 
 async def test_run_now_makes_a_job_and_moves_no_time(tasks, bench):
     await tasks.put("a", enabled=False)
-    answer, job_id = await periodic.run_now(tasks.connection, "a")
+    answer, job_id = await periodic.run_now(tasks.connection, named("a"))
     assert (answer, (await bench.job(job_id)).task) == ("submitted", "a")
-    assert await periodic.run_now(tasks.connection, "a") == ("overlapping", None)
+    assert await periodic.run_now(tasks.connection, named("a")) == ("overlapping", None)
     task = await tasks.get()
     assert (task.last_job, task.last_run, task.last_outcome, task.nextrun) == (job_id, None, None, None)
-    assert await periodic.run_now(tasks.connection, "b") == ("not_found", None)
+    assert await periodic.run_now(tasks.connection, named("b")) == ("not_found", None)
     await bench.connection.execute("SELECT joex.cancel($1)", job_id)
-    assert (await periodic.run_now(tasks.connection, "a"))[0] == "submitted"
+    assert (await periodic.run_now(tasks.connection, named("a")))[0] == "submitted"
 
 
 async def test_a_job_that_was_made_by_hand_does_not_overlap_with_the_next(tasks):
     await tasks.put_due("a")
-    await periodic.run_now(tasks.connection, "a")
+    await periodic.run_now(tasks.connection, named("a"))
     assert await tasks.decide() == {"a": "overlapping"}
     assert await tasks.jobs() == 1
 
@@ -646,7 +682,7 @@ async def test_of_many_who_want_it_now_one_makes_the_job(tasks, another_connecti
     others = [await another_connection() for _ in range(6)]
     await tasks.put_due("a")
     read = await tasks.read()
-    *answers, _ = await asyncio.gather(*(periodic.run_now(one, "a") for one in others), tasks.fire(read))
+    *answers, _ = await asyncio.gather(*(periodic.run_now(one, named("a")) for one in others), tasks.fire(read))
     assert [answer for answer, _ in answers].count("submitted") <= 1
     assert await tasks.jobs() == 1
 
@@ -655,7 +691,7 @@ async def test_a_run_now_that_has_not_committed_stops_no_other_task(tasks, anoth
     await tasks.put_due("a", "b")
     other = await another_connection()
     async with other.transaction():
-        await periodic.run_now(other, "a")
+        await periodic.run_now(other, named("a"))
         assert await asyncio.wait_for(tasks.decide(), 30) == {"b": "submitted"}
     assert await tasks.decide() == {"a": "overlapping"}
 
@@ -672,7 +708,7 @@ async def test_a_task_that_is_enabled_again_does_not_fire_a_time_again(tasks):
         "RETURNING last_run"
     )
     for enabled in (False, True):
-        await periodic.enable(tasks.connection, "a", USER, enabled=enabled)
+        await periodic.enable(tasks.connection, named("a"), USER, enabled=enabled)
     assert await tasks.decide() == {"a": "set"}
     assert (await tasks.get()).nextrun == Timer.parse(MONTHLY).next(last, ZoneInfo("UTC")) > last
 
@@ -912,7 +948,7 @@ async def test_maintenance_is_a_periodic_task_and_follows_the_settings(tasks):
 
 async def test_the_executor_that_decides_that_maintenance_is_due_does_it_and_no_job_is_made(tasks):
     await register_periodic_tasks(tasks.connection, App(), Settings())
-    await periodic.enable(tasks.connection, RETENTION, USER, enabled=True, any_owner=True)
+    await periodic.enable(tasks.connection, named(RETENTION), USER, enabled=True, any_owner=True)
     time = await tasks.due(RETENTION)
     read = await tasks.read()
     assert await tasks.fire(read, "the first") == {RETENTION: "started"}
@@ -930,7 +966,7 @@ async def test_maintenance_is_not_made_a_job_by_hand_either(tasks, client):
 
 
 async def test_maintenance_that_was_disabled_stays_disabled(tasks):
-    await periodic.enable(tasks.connection, RETENTION, USER, enabled=False, any_owner=True)
+    await periodic.enable(tasks.connection, named(RETENTION), USER, enabled=False, any_owner=True)
     await register_periodic_tasks(tasks.connection, App(), Settings(retention=timedelta(hours=5)))
     task = await tasks.get(RETENTION)
     assert (task.enabled, task.args["keep"]) == (False, 5 * 3600)

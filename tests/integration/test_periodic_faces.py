@@ -123,7 +123,7 @@ async def test_a_wrong_name_is_refused_wherever_it_is_said(client):
             await call("a\0")
     with pytest.raises(InvalidJob, match="owner: must not be empty"):
         await tasks.list("")
-    with pytest.raises(InvalidJob, match="after: must not contain a NUL"):
+    with pytest.raises(InvalidJob, match="after: expected the key of a periodic task"):
         await tasks.list(after="\0")
 
 
@@ -234,7 +234,46 @@ async def test_they_are_listed_in_the_order_of_their_ids_page_by_page(client, co
     assert [task.id for task in await client.periodic.list()] == ["a", "b", "c", MAINTENANCE, "theirs"]
     assert [task.id for task in await client.periodic.list("user")] == ["a", "b", "c"]
     assert [task.id for task in await client.periodic.list("user", most=2)] == ["a", "b"]
-    assert [task.id for task in await client.periodic.list("user", after="b", most=2)] == ["c"]
+    assert [task.id for task in await client.periodic.list("user", after='["b", "default", "default"]', most=2)] == [
+        "c"
+    ]
+    for wrong in ("b", "[]", '["b", "default"]', '["b", "default", 1]', "{}"):
+        with pytest.raises(InvalidJob, match=r"^after: expected the key of a periodic task; got "):
+            await client.periodic.list(after=wrong)
+
+
+async def test_pages_divide_periodic_tasks_of_one_id(client):
+    places = [("x", "one"), ("x", "two"), ("y", "one")]
+    for queue, group in reversed(places):
+        await client.periodic.put("a", "t", "daily", queue=queue, group=group)
+    found, after = [], None
+    while page := await client.periodic.list("user", after=after, most=1):
+        [one] = page
+        found.append((one.queue, one.group))
+        after = one.key
+    assert found == places
+
+
+async def test_an_id_that_occurs_twice_is_named_with_its_queue_and_group(client, connection):
+    for queue, group in (("x", "one"), ("x", "two"), ("y", "one")):
+        assert await client.periodic.put("a", "t", "daily", queue=queue, group=group) is True
+        assert await client.periodic.put("a", "t", "daily", queue=queue, group=group) is False
+    tasks = client.periodic
+    said = 'id: several periodic tasks have the id "a": name the queue and the group too, '
+    said += 'such as queue "x" and group "one"'
+    for call in (tasks.get, tasks.remove, tasks.enable, tasks.disable, tasks.run_now):
+        for some in ({}, {"queue": "x"}, {"group": "one"}):
+            with pytest.raises(InvalidJob, match=f"^{said}$"):
+                await call("a", **some)
+    assert (await tasks.get("a", queue="y")).group == "one"
+    assert await tasks.disable("a", queue="x", group="two")
+    _, job_id = await tasks.run_now("a", queue="y", group="one")
+    assert await tasks.remove("a", queue="x", group="one")
+    assert await tasks.remove("a", queue="x", group="one") is False
+    assert [(one.queue, one.enabled, one.last_job) for one in await tasks.list("user")] == [
+        ("x", False, None),
+        ("y", True, job_id),
+    ]
 
 
 async def test_it_is_there_if_and_only_if_the_callers_transaction_commits(client, connection):

@@ -185,7 +185,7 @@ async def set_ages(bench):
     """What an executor does at its start."""
     [task] = system_periodic_tasks(Settings())
     assert await periodic.put(bench.connection, task, SYSTEM_OWNER) == "set"
-    assert (await periodic.list_tasks(bench.connection, [RETENTION]))[0].args
+    assert (await periodic.list_tasks(bench.connection, [(RETENTION, None, None)]))[0].args
 
 
 async def groups_counted(bench):

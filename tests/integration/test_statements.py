@@ -90,7 +90,7 @@ CALLS = {
     "move_on_the_ring": None,  # a trigger
     "place_on_the_ring": None,  # likewise
     "place": "joex_private.place('key', 'a')",
-    "must_be_own_id": "joex_private.must_be_own_id('{submit}', 'default', 'a', 'a/b')",
+    "must_be_own_id": "joex_private.must_be_own_id('{submit}', 'default', 'a', p_tracker => 'a/b')",
     "must_be_accepted": "joex_private.must_be_accepted('default', 'a')",
     "another_can_take": "joex_private.another_can_take('default')",
     "mark_spare": "joex_private.mark_spare('a/b', true)",
@@ -157,8 +157,9 @@ CALLS = {
     "horizon": "joex.horizon()",
     "id_once": f"joex_private.id_once({NO_JOB}, 1, 'default', 'default')",
     "enable_periodic_task": "joex.enable_periodic_task('a')",
-    "fire_periodic": "joex_private.fire_periodic('me', ARRAY['a'], ARRAY[1]::bigint[], ARRAY[now()], ARRAY[now()], \
-                      ARRAY[now()], ARRAY[NULL]) FROM joex.put_periodic_task('a', 't', 'daily')",
+    "fire_periodic": "joex_private.fire_periodic('me', ARRAY['a'], ARRAY['default'], ARRAY['default'], \
+                      ARRAY[1]::bigint[], ARRAY[now()], ARRAY[now()], ARRAY[now()], ARRAY[NULL]) \
+                      FROM joex.put_periodic_task('a', 't', 'daily')",
     "periodic_task_changed": None,  # a trigger
     "periodic_task_changes": None,  # a trigger
     "remove_periodic_task": "joex.remove_periodic_task('a')",
@@ -166,7 +167,9 @@ CALLS = {
     "run_periodic_task": "joex.run_periodic_task('a') FROM joex.put_periodic_task('a', 't', 'daily')",
     "submit_periodic": """joex_private.submit_periodic(jsonb_populate_record(t, '{"task": "a"}'))
                           FROM joex_private.periodic_task t""",
-    "keep_periodic_tasks": "joex_private.keep_periodic_tasks('nobody', ARRAY['a'])",
+    "keep_periodic_tasks": "joex_private.keep_periodic_tasks('nobody', ARRAY['a'], ARRAY['default'], ARRAY['default'])",
+    "named_periodic_task": "joex_private.named_periodic_task('a', NULL, NULL)",
+    "periodic_tracker": "joex_private.periodic_tracker('default', 'a')",
     "lane": "joex_private.lane('high')",
     "executor_alive_lock": "joex_private.executor_alive_lock()",
     "ring_lock": "joex_private.ring_lock()",

@@ -31,7 +31,7 @@ EXAMPLES: dict[type, Any] = {
     events.FellAsleep: events.FellAsleep(None),
     events.Woken: events.Woken("default"),
     events.PeriodicNotRegistered: events.PeriodicNotRegistered("shop/nightly"),
-    events.Repeated: events.Repeated("nightly", "submitted", UUID(int=1), None),
+    events.Repeated: events.Repeated("nightly", "default", "default", "submitted", UUID(int=1), None),
     events.LogLinesDropped: events.LogLinesDropped(1, "buffer full"),
     events.TrustEnded: events.TrustEnded(1),
     events.PatienceEnded: events.PatienceEnded(1),

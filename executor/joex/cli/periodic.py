@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated, TypeAlias
@@ -20,11 +21,17 @@ from joex.core.job import Priority
 from joex.errors import InvalidJob, JoexError, NotYours
 from joex.store.periodic import PeriodicTask
 
-_COLUMNS = ("ID", "TASK", "TIMER", "ZONE", "NEXT", "LAST", "JOB", "OWNER", "STATUS")
+_COLUMNS = ("ID", "QUEUE", "GROUP", "TASK", "TIMER", "ZONE", "NEXT", "LAST", "JOB", "OWNER", "STATUS")
 
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the periodic task.")]
 Zone: TypeAlias = Annotated[
     str, typer.Option(metavar="NAME", help="The time zone, such as Europe/Zurich, of a timer that names none.")
+]
+Queue: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The queue that it is in.", show_default="any")
+]
+Group: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The group that it is in.", show_default="any")
 ]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Even if it has another owner.")]
 
@@ -43,7 +50,7 @@ def list_command(
     *,
     owner: Annotated[str | None, typer.Option(metavar="NAME", help="Only this owner.")] = None,
     limit: Limit = 100,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="Continue after this id.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="KEY", help="Continue after the one with this key.")] = None,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -60,13 +67,15 @@ def list_command(
     else:
         say("no periodic tasks")
     if len(found) > limit:
-        note(f"there are more: add --after {page[-1].id!r}")
+        note(f"there are more: add --after {shlex.quote(page[-1].key)}")
 
 
 @periodic_app.command()
-def show(task_id: Id, *, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
+def show(
+    task_id: Id, *, queue: Queue = None, group: Group = None, as_json: AsJson = False, database_url: DatabaseUrl = None
+) -> None:
     """Show a periodic task."""
-    task = with_client(database_url, lambda client: _get(client, task_id))
+    task = with_client(database_url, lambda client: _get(client, task_id, queue, group))
     if as_json:
         print_json(task)
         return
@@ -102,7 +111,7 @@ def add(
     disabled: Annotated[bool, typer.Option("--disabled", help="Create no jobs until it is enabled.")] = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Add a periodic task, or replace the one with this id.
+    """Add a periodic task, or replace the one with this id in this queue and group.
 
     An existing one stays enabled or disabled, unless you give --disabled.
     """
@@ -123,7 +132,7 @@ def add(
             starting_deadline=starting_deadline,
             enabled=False if disabled else None,
         )
-        return changed, await _get(client, task_id)
+        return changed, await _get(client, task_id, queue, group)
 
     changed, stored = with_client(database_url, work)
     normal = check_timer(timer, zone, most=0)
@@ -133,31 +142,55 @@ def add(
 
 
 @periodic_app.command()
-def remove(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = None) -> None:
+def remove(
+    task_id: Id, *, queue: Queue = None, group: Group = None, force: Force = False, database_url: DatabaseUrl = None
+) -> None:
     """Remove a periodic task; its jobs stay."""
-    _change(database_url, task_id, "removed", lambda c: c.periodic.remove(task_id, any_owner=force), force=force)
+    _change(
+        database_url,
+        task_id,
+        "removed",
+        lambda c: c.periodic.remove(task_id, queue=queue, group=group, any_owner=force),
+        force=force,
+    )
 
 
 @periodic_app.command()
-def enable(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = None) -> None:
+def enable(
+    task_id: Id, *, queue: Queue = None, group: Group = None, force: Force = False, database_url: DatabaseUrl = None
+) -> None:
     """Enable a periodic task, from its next time on."""
-    _change(database_url, task_id, "enabled", lambda c: c.periodic.enable(task_id, any_owner=force), force=force)
+    _change(
+        database_url,
+        task_id,
+        "enabled",
+        lambda c: c.periodic.enable(task_id, queue=queue, group=group, any_owner=force),
+        force=force,
+    )
 
 
 @periodic_app.command()
-def disable(task_id: Id, *, force: Force = False, database_url: DatabaseUrl = None) -> None:
+def disable(
+    task_id: Id, *, queue: Queue = None, group: Group = None, force: Force = False, database_url: DatabaseUrl = None
+) -> None:
     """Disable a periodic task, until you enable it."""
-    _change(database_url, task_id, "disabled", lambda c: c.periodic.disable(task_id, any_owner=force), force=force)
+    _change(
+        database_url,
+        task_id,
+        "disabled",
+        lambda c: c.periodic.disable(task_id, queue=queue, group=group, any_owner=force),
+        force=force,
+    )
 
 
 @periodic_app.command("run-now")
-def run_now(task_id: Id, *, database_url: DatabaseUrl = None) -> None:
+def run_now(task_id: Id, *, queue: Queue = None, group: Group = None, database_url: DatabaseUrl = None) -> None:
     """Create the job of a periodic task now, and print its id.
 
     This works whatever its timer and its owner are, and even if it is disabled, but not while its last job is
     unfinished.
     """
-    answer, job = with_client(database_url, lambda client: client.periodic.run_now(task_id))
+    answer, job = with_client(database_url, lambda client: client.periodic.run_now(task_id, queue=queue, group=group))
     if answer == "not_found":
         raise _no_such(task_id)
     if answer == "overlapping":
@@ -204,8 +237,8 @@ def _change(
     say(f"{task_id} {done}")
 
 
-async def _get(client: Client, task_id: str) -> PeriodicTask:
-    task = await client.periodic.get(task_id)
+async def _get(client: Client, task_id: str, queue: str | None, group: str | None) -> PeriodicTask:
+    task = await client.periodic.get(task_id, queue=queue, group=group)
     if task is None:
         raise _no_such(task_id)
     return task
@@ -220,8 +253,8 @@ def _row(task: PeriodicTask) -> tuple[object, ...]:
     last = task.last_outcome and f"{task.last_outcome} {ago(task.last_run)} ago"
     status = task.error or ("enabled" if task.enabled else "disabled")
     return (
-        task.id, task.task, task.timer, task.zone, time and _in_words(time), last, task.last_job_state, task.owner,
-        status,
+        task.id, task.queue, task.group, task.task, task.timer, task.zone, time and _in_words(time), last,
+        task.last_job_state, task.owner, status,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from joex.core.timers import Timer, parse_zone
 from joex.errors import NotYours
 from joex.store import periodic
 from joex.store.drivers import AnyConnection
-from joex.store.periodic import PeriodicTask
+from joex.store.periodic import PeriodicTask, TaskName
 from joex.store.statement import Connection
 
 
@@ -78,6 +78,9 @@ class PeriodicTasks:
     (`joex`). You can read all of them, and run any of them now. Those that you set here have the owner `user`; changing
     one of another owner raises `NotYours`, unless you pass ``any_owner``.
 
+    The id of a periodic task is unique in its queue and group. Calls that take an id look for it in all of them, or in
+    the ``queue`` and the ``group`` that you name; if several periodic tasks have it, they raise `InvalidJob`.
+
     With ``connection``, a call works in that connection's transaction. Wrong values raise `InvalidJob`, which names the
     field.
     """
@@ -97,22 +100,28 @@ class PeriodicTasks:
 
         Args:
             owner: only the tasks of this owner.
-            after: the last id of the page before.
+            after: the ``key`` of the last periodic task of the page before.
             most: at most this many.
             connection: read in this connection's transaction.
         """
-        with invalid():
-            for field, name in (("owner", owner), ("after", after)):
-                if name is not None:
-                    check_name(field, name)
+        if owner is not None:
+            with invalid():
+                check_name("owner", owner)
         async with self._connections.using(connection) as used:
             return await periodic.list_tasks(used, owner=owner, after=after, most=most)
 
-    async def get(self, task_id: str, *, connection: AnyConnection | None = None) -> PeriodicTask | None:
+    async def get(
+        self,
+        task_id: str,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        connection: AnyConnection | None = None,
+    ) -> PeriodicTask | None:
         """A periodic task, or None."""
-        _check_id(task_id)
+        name = _name(task_id, queue, group)
         async with self._connections.using(connection) as used:
-            return await _get(used, task_id)
+            return await periodic.find(used, name)
 
     async def put(
         self,
@@ -131,10 +140,10 @@ class PeriodicTasks:
         enabled: bool | None = None,
         connection: AnyConnection | None = None,
     ) -> bool:
-        """Create a periodic task, or replace the one with this id.
+        """Create a periodic task, or replace the one with this id in this queue and group.
 
         Args:
-            task_id: its id, unique in the database, at most 240 bytes.
+            task_id: its id, unique in its queue and group, at most 240 bytes.
             task: the task that its jobs run.
             timer: when: a systemd calendar event (``"Mon..Fri 08:00"``) or a cron line; see docs/reference/timers.md.
             zone: the time zone, such as ``"Europe/Zurich"``, of a timer that names none.
@@ -154,7 +163,7 @@ class PeriodicTasks:
 
         Raises:
             InvalidJob: a field is wrong; the message names it.
-            NotYours: the one with this id has another owner.
+            NotYours: the one with this id in this queue and group has another owner.
         """
         new = _new(
             id=task_id,
@@ -172,52 +181,82 @@ class PeriodicTasks:
         )
         async with self._connections.using(connection) as used:
             answer = await periodic.put(used, new, USER)
-            await _check_answer(used, answer, task_id, "choose another id")
+            await _check_answer(used, answer, (task_id, queue, group), "choose another id")
         return answer == "set"
 
-    async def remove(self, task_id: str, *, any_owner: bool = False, connection: AnyConnection | None = None) -> bool:
+    async def remove(
+        self,
+        task_id: str,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        any_owner: bool = False,
+        connection: AnyConnection | None = None,
+    ) -> bool:
         """Remove a periodic task; its jobs stay. False if there is none.
 
         Raises:
             NotYours: it has another owner, and ``any_owner`` is false; or it belongs to Joex itself.
         """
-        _check_id(task_id)
+        name = _name(task_id, queue, group)
         async with self._connections.using(connection) as used:
-            answer = await periodic.remove(used, task_id, USER, any_owner=any_owner)
-            await _check_answer(
-                used, answer, task_id, "only Joex removes it: disable it instead" if any_owner else None
-            )
+            answer = await periodic.remove(used, name, USER, any_owner=any_owner)
+            await _check_answer(used, answer, name, "only Joex removes it: disable it instead" if any_owner else None)
         return answer == "removed"
 
-    async def enable(self, task_id: str, *, any_owner: bool = False, connection: AnyConnection | None = None) -> bool:
+    async def enable(
+        self,
+        task_id: str,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        any_owner: bool = False,
+        connection: AnyConnection | None = None,
+    ) -> bool:
         """Enable a periodic task, from its next time on. False if there is none.
 
         Raises:
             NotYours: it has another owner, and ``any_owner`` is false.
         """
-        return await self._enable(task_id, connection, enabled=True, any_owner=any_owner)
+        return await self._enable(_name(task_id, queue, group), connection, enabled=True, any_owner=any_owner)
 
-    async def disable(self, task_id: str, *, any_owner: bool = False, connection: AnyConnection | None = None) -> bool:
+    async def disable(
+        self,
+        task_id: str,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        any_owner: bool = False,
+        connection: AnyConnection | None = None,
+    ) -> bool:
         """Disable a periodic task until you enable it. False if there is none; raises as `enable`."""
-        return await self._enable(task_id, connection, enabled=False, any_owner=any_owner)
+        return await self._enable(_name(task_id, queue, group), connection, enabled=False, any_owner=any_owner)
 
-    async def run_now(self, task_id: str, *, connection: AnyConnection | None = None) -> RunNow:
+    async def run_now(
+        self,
+        task_id: str,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        connection: AnyConnection | None = None,
+    ) -> RunNow:
         """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled.
 
         Raises:
             NotYours: it belongs to Joex, and creates no jobs.
         """
-        _check_id(task_id)
+        name = _name(task_id, queue, group)
         async with self._connections.using(connection) as used:
-            answer, job = await periodic.run_now(used, task_id)
-            await _check_answer(used, answer, task_id, "executors do this themselves, when it is due")
+            answer, job = await periodic.run_now(used, name)
+            await _check_answer(used, answer, name, "executors do this themselves, when it is due")
         return RunNow(answer, job)  # type: ignore[arg-type] # what joex.run_periodic_task answers
 
-    async def _enable(self, task_id: str, connection: AnyConnection | None, *, enabled: bool, any_owner: bool) -> bool:
-        _check_id(task_id)
+    async def _enable(
+        self, name: TaskName, connection: AnyConnection | None, *, enabled: bool, any_owner: bool
+    ) -> bool:
         async with self._connections.using(connection) as used:
-            answer = await periodic.enable(used, task_id, USER, enabled=enabled, any_owner=any_owner)
-            await _check_answer(used, answer, task_id)
+            answer = await periodic.enable(used, name, USER, enabled=enabled, any_owner=any_owner)
+            await _check_answer(used, answer, name)
         return answer != "not_found"
 
 
@@ -234,20 +273,16 @@ def _new(*, priority: str, starting_deadline: timedelta | float | str | None, **
         return NewPeriodicTask(**fields, priority=priority_of(priority), starting_deadline=deadline)
 
 
-async def _get(connection: Connection, task_id: str) -> PeriodicTask | None:
-    return next(iter(await periodic.list_tasks(connection, [task_id])), None)
-
-
-async def _check_answer(connection: Connection, answer: str, task_id: str, mend: str | None = None) -> None:
+async def _check_answer(connection: Connection, answer: str, name: TaskName, mend: str | None = None) -> None:
     """Check the answer to a change; the error names the owner of the task, and what to do instead.
 
     Raises:
         NotYours: the task has another owner, so nothing has changed.
     """
     if answer == "not_yours":
-        found = await _get(connection, task_id)
+        found = await periodic.find(connection, name)
         owner = "another owner" if found is None else found.owner  # it may have gone meanwhile
-        raise NotYours(f"periodic task {task_id!r}: it is owned by {owner}: {mend or _mend(owner)}")
+        raise NotYours(f"periodic task {name[0]!r}: it is owned by {owner}: {mend or _mend(owner)}")
 
 
 def _mend(owner: str) -> str:
@@ -259,9 +294,14 @@ def _mend(owner: str) -> str:
     return "it follows the settings of the executors" if owner == SYSTEM_OWNER else "change it there"
 
 
-def _check_id(task_id: str) -> None:
+def _name(task_id: str, queue: str | None, group: str | None) -> TaskName:
     with invalid():
         check_name("id", task_id)
+        if queue is not None:
+            check_name("queue", queue)
+        if group is not None:
+            check_name("group", group)
+    return task_id, queue, group
 
 
 def _check_texts(timer: str, zone: str) -> None:

@@ -14,7 +14,7 @@ from joex.errors import InvalidJob
 from joex.http.caller import Caller, acting
 from joex.store import stats
 from joex.store.bounded import NOTHING
-from joex.store.periodic import page_of_tasks
+from joex.store.periodic import TaskKey, find, page_of_tasks
 
 routes = APIRouter()
 
@@ -27,7 +27,7 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
     console: TheConsole,
     caller: TheCaller,
     request: Request,
-    after: Annotated[str, Query(max_length=254)] = "",
+    after: Annotated[str, Query(max_length=5000)] = "",
     timer: Annotated[str, Query(max_length=254)] = "",
     zone: Annotated[str, Query(max_length=64)] = "UTC",
     done: Annotated[str, Query()] = "",
@@ -39,8 +39,8 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
         )
         now = await stats.now(connection)
     return console.views.page(
-        request, "periodic.html", tasks=tasks, next=tasks[-1].id if has_more else None, now=now, timer=timer, zone=zone,
-        meaning=_meaning(timer, zone), done=done, after=after,
+        request, "periodic.html", tasks=tasks, next=tasks[-1].key if has_more else None, now=now, timer=timer,
+        zone=zone, meaning=_meaning(timer, zone), done=done, after=after,
     )  # fmt: skip
 
 
@@ -71,24 +71,25 @@ async def act_on_task(console: TheConsole, caller: TheCaller, request: Request, 
     task_id = form.get("id", "")
     if act not in {"run", "enable", "disable"}:
         not_found("There is no such act.")
-    await _check_reach(console, caller, task_id)
+    name = await _named(console, caller, task_id, form.get("queue"), form.get("group"))
     tasks = console.client.periodic
     async with acting(console.client, caller) as connection:
         if act == "run":
-            ran = await tasks.run_now(task_id, connection=connection)
+            ran = await tasks.run_now(name.id, queue=name.queue, group=name.group, connection=connection)
             answer, job = str(ran.answer), ran.job
         else:
             change = tasks.enable if act == "enable" else tasks.disable
-            found = await change(task_id, connection=connection)
+            found = await change(name.id, queue=name.queue, group=name.group, connection=connection)
             answer, job = f"{act}d" if found else "not_found", None
     if answer == "not_found":
         not_found(f"There is no periodic task {task_id!r}.")
     return to(request, "/periodic", done=answer) if job is None else to(request, f"/jobs/{job}", done="created")
 
 
-async def _check_reach(console: Console, caller: Caller, task_id: str) -> None:
+async def _named(console: Console, caller: Caller, task_id: str, queue: str | None, group: str | None) -> TaskKey:
     """Answer for a periodic task outside of the caller's bounds as for one that does not exist."""
     async with console.client.using() as connection:
-        found, _ = await page_of_tasks(connection, [task_id], bounds=caller.bounds, most_bytes=NOTHING)
-    if not found:
+        found = await find(connection, (task_id, queue, group), bounds=caller.bounds, most_bytes=NOTHING)
+    if found is None:
         not_found(f"There is no periodic task {task_id!r}.")
+    return found.name

@@ -133,6 +133,8 @@ class Repeated:
     """
 
     id: str
+    queue: str
+    group: str
     outcome: str
     job: UUID | None
     error: str | None

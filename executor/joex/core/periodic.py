@@ -25,7 +25,7 @@ class NewPeriodicTask:
     """A periodic task as its owner sets it.
 
     Attributes:
-        id: its name, unique in the database.
+        id: its name, unique in its queue and group.
         task: the task that its jobs run.
         timer: when: a systemd calendar event, or a cron line.
         zone: the time zone of a timer that names none.

@@ -137,8 +137,20 @@ class JobAdmin(_ReadOnly):
 class PeriodicTaskAdmin(_ReadOnly):
     """Periodic tasks."""
 
-    list_display = ("id", "task", "timer", "zone", "enabled", "next_run", "last_run", "last_outcome", "last_job_state")
-    ordering = ("id",)
+    list_display = (
+        "task_id",
+        "queue",
+        "group",
+        "task",
+        "timer",
+        "zone",
+        "enabled",
+        "next_run",
+        "last_run",
+        "last_outcome",
+        "last_job_state",
+    )
+    ordering = ("task_id", "queue", "group")
 
 
 @admin.register(Executor)

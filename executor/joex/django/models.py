@@ -68,7 +68,8 @@ class Job(_View):
 class PeriodicTask(_View):
     """A periodic task, which creates jobs when its timer is due."""
 
-    id = models.TextField(primary_key=True)
+    key = models.TextField(primary_key=True)
+    task_id = models.TextField("id", db_column="id")  # (Django keeps the name id for primary keys)
     owner = models.TextField()
     enabled = models.BooleanField()
     task = models.TextField()
@@ -86,7 +87,7 @@ class PeriodicTask(_View):
         db_table = '"joex"."periodic_tasks"'
 
     def __str__(self) -> str:
-        return str(self.id)
+        return str(self.task_id)
 
 
 class Executor(_View):

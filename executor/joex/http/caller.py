@@ -60,7 +60,7 @@ class Caller:
     def check_own_name(self, field: str, name: Any, queue: str, group: str) -> None:
         """Refuse to give a name that all tenants share, unless it is one of the caller's group (or queue).
 
-        Trackers, ids of keyed jobs and ids of periodic tasks are unique in the whole database. That one is taken would
+        Trackers and ids of keyed jobs are such names. That one is taken would
         tell a bound caller that something else exists; and the caller could take a name that another one needs.
 
         Raises:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 from uuid import UUID
 
 from fastapi import Depends, Header, HTTPException, Query, Request, Security, params, status
@@ -101,12 +102,19 @@ BEARER: params.Depends = Security(
 )
 
 
+def _query_parameters(dependant: Any) -> Iterator[str]:
+    """The query parameters of a route, with those of its dependencies."""
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for one in dependant.dependencies:
+        yield from _query_parameters(one)
+
+
 async def refuse_unknown_parameters(request: Request) -> None:
     """Refuse a parameter that the route does not have, like an unknown field of a body: a typo must not pass.
 
     Runs before all routes (`joex.http.api`).
     """
-    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    known = list(_query_parameters(request.scope["route"].dependant))
     for name in request.query_params:
         if name not in known:
             fix = f"known are {', '.join(known)}" if known else "this call has none"

@@ -1,6 +1,7 @@
 """Routes about periodic tasks and timers.
 
-Ids may contain slashes (``prod/nightly``): the rest of the path is the id, and the method says what to do.
+Ids may contain slashes (``prod/nightly``): the rest of the path is the id, and the method says what to do. An id that
+several periodic tasks have needs the query parameters ``queue`` and ``group``, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from joex.http.models import Body, Name, WorkBody
 from joex.http.route import Route
 from joex.http.visible import most_bytes
 from joex.store.bounded import NOTHING
-from joex.store.periodic import PeriodicTask, page_of_tasks
+from joex.store.periodic import PeriodicTask, find, page_of_tasks
 
 routes = APIRouter(route_class=Route, tags=["periodic tasks"])
 
@@ -41,20 +42,21 @@ _FORCE = "; or add any_owner=true"
 Id = Annotated[Name, Path(description="its id, which may contain slashes")]
 
 
-async def _reaches(client: TheClient, caller: TheCaller, task_id: Id) -> bool:
+async def _named(
+    client: TheClient,
+    caller: TheCaller,
+    task_id: Id,
+    queue: Annotated[Name | None, Query(description="its queue; if you leave it out: any")] = None,
+    group: Annotated[Name | None, Query(description="its group; if you leave it out: any")] = None,
+) -> dict[str, str]:
+    """The periodic task that a path names. One outside of the caller's bounds counts as one that does not exist."""
     async with client.using() as connection:
-        found, _ = await page_of_tasks(connection, [task_id], bounds=caller.bounds, most_bytes=NOTHING)
-    return bool(found)
-
-
-async def _reachable(client: TheClient, caller: TheCaller, task_id: Id) -> str:
-    if caller.bounds.are_set and not await _reaches(client, caller, task_id):
+        found = await find(connection, (task_id, queue, group), bounds=caller.bounds, most_bytes=NOTHING)
+    if found is None:
         _no_such(task_id)
-    return task_id
+    return {"task_id": found.id, "queue": found.queue, "group": found.group}
 
 
-ReachableId = Annotated[str, Depends(_reachable)]
-"""The id of a periodic task in a path. One outside of the caller's bounds is answered as one that does not exist."""
 AnyOwner = Annotated[bool, Query(description="even if it has another owner")]
 
 
@@ -127,7 +129,7 @@ async def list_periodic_tasks(
     client: TheClient,
     caller: TheCaller,
     owner: Annotated[Name | None, Query(description="only of this owner")] = None,
-    after: Annotated[Name | None, Query(description="the 'next' of the previous page")] = None,
+    after: Annotated[str | None, Query(description="the 'next' of the previous page", max_length=5000)] = None,
     limit: Limit = 100,
 ) -> TaskPage:
     """List the periodic tasks of all owners; to a bound token, those whose jobs are of its groups and queues."""
@@ -135,29 +137,28 @@ async def list_periodic_tasks(
         page, more = await page_of_tasks(
             connection, owner=owner, after=after, most=limit, bounds=caller.bounds, most_bytes=most_bytes(caller)
         )
-    return TaskPage([_shown(task) for task in page], page[-1].id if more else None)
+    return TaskPage([_shown(task) for task in page], page[-1].key if more else None)
 
 
 @routes.get("/api/v1/periodic/{task_id:name}", responses=problems(503) | _NOT_FOUND, dependencies=[needs(Scope.VIEW)])
-async def read_periodic_task(client: TheClient, caller: TheCaller, task_id: ReachableId) -> ShownTask:
+async def read_periodic_task(
+    client: TheClient, caller: TheCaller, named: Annotated[dict[str, str], Depends(_named)]
+) -> ShownTask:
     """Read a periodic task."""
     async with client.using() as connection:
-        tasks, _ = await page_of_tasks(connection, [task_id], most_bytes=most_bytes(caller))
-    if not tasks:
-        _no_such(task_id)
-    return _shown(tasks[0])
+        name = (named["task_id"], named["queue"], named["group"])
+        task = await find(connection, name, most_bytes=most_bytes(caller))
+    if task is None:
+        _no_such(named["task_id"])
+    return _shown(task)
 
 
 @routes.put(
     "/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_YOURS, dependencies=[needs(Scope.OPERATE)]
 )
 async def set_periodic_task(client: TheClient, caller: TheCaller, task_id: Id, body: PeriodicBody) -> Done:
-    """Create a periodic task, or replace the one with this id."""
+    """Create a periodic task, or replace the one with this id in this queue and group."""
     caller.check_place(body.queue, body.group)
-    caller.check_own_name("id", task_id, body.queue, body.group)
-    if caller.bounds.are_set and await client.periodic.get(task_id) and not await _reaches(client, caller, task_id):
-        # Only a caller that is not bound can have named it so.
-        raise HTTPException(status.HTTP_409_CONFLICT, f"there is a periodic task {task_id!r} of another group or queue")
     with _owned():
         async with acting(client, caller) as connection:
             changed = await client.periodic.put(task_id, **dict(body), connection=connection)
@@ -170,16 +171,21 @@ async def set_periodic_task(client: TheClient, caller: TheCaller, task_id: Id, b
     dependencies=[needs(Scope.OPERATE)],
 )
 async def enable_periodic_task(
-    client: TheClient, caller: TheCaller, task_id: ReachableId, body: EnabledBody, *, any_owner: AnyOwner = False
+    client: TheClient,
+    caller: TheCaller,
+    named: Annotated[dict[str, str], Depends(_named)],
+    body: EnabledBody,
+    *,
+    any_owner: AnyOwner = False,
 ) -> Done:
     """Enable or disable a periodic task."""
     change = client.periodic.enable if body.enabled else client.periodic.disable
     with _owned("" if any_owner else _FORCE):
         async with acting(client, caller) as connection:
-            found = await change(task_id, any_owner=any_owner, connection=connection)
+            found = await change(**named, any_owner=any_owner, connection=connection)
     if not found:
-        _no_such(task_id)
-    return Done(f"periodic task {task_id!r} is {'enabled' if body.enabled else 'disabled'}")
+        _no_such(named["task_id"])
+    return Done(f"periodic task {named['task_id']!r} is {'enabled' if body.enabled else 'disabled'}")
 
 
 @routes.delete(
@@ -188,15 +194,19 @@ async def enable_periodic_task(
     dependencies=[needs(Scope.OPERATE)],
 )
 async def remove_periodic_task(
-    client: TheClient, caller: TheCaller, task_id: ReachableId, *, any_owner: AnyOwner = False
+    client: TheClient,
+    caller: TheCaller,
+    named: Annotated[dict[str, str], Depends(_named)],
+    *,
+    any_owner: AnyOwner = False,
 ) -> Done:
     """Remove a periodic task; its jobs stay."""
     with _owned("" if any_owner else _FORCE):
         async with acting(client, caller) as connection:
-            found = await client.periodic.remove(task_id, any_owner=any_owner, connection=connection)
+            found = await client.periodic.remove(**named, any_owner=any_owner, connection=connection)
     if not found:
-        _no_such(task_id)
-    return Done(f"periodic task {task_id!r} is removed")
+        _no_such(named["task_id"])
+    return Done(f"periodic task {named['task_id']!r} is removed")
 
 
 @routes.post(
@@ -205,15 +215,18 @@ async def remove_periodic_task(
     responses=refusals(503) | _NOT_FOUND | _NOT_RUN,
     dependencies=[needs(Scope.OPERATE)],
 )
-async def run_periodic_task_now(client: TheClient, caller: TheCaller, task_id: ReachableId) -> Ran:
+async def run_periodic_task_now(
+    client: TheClient, caller: TheCaller, named: Annotated[dict[str, str], Depends(_named)]
+) -> Ran:
     """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled."""
     with _owned():
         async with acting(client, caller) as connection:
-            answer, job = await client.periodic.run_now(task_id, connection=connection)
+            answer, job = await client.periodic.run_now(**named, connection=connection)
     if answer == "overlapping":
-        raise HTTPException(status.HTTP_409_CONFLICT, f"the last job of periodic task {task_id!r} is not finished")
+        detail = f"the last job of periodic task {named['task_id']!r} is not finished"
+        raise HTTPException(status.HTTP_409_CONFLICT, detail)
     if job is None:
-        _no_such(task_id)
+        _no_such(named["task_id"])
     return Ran(job)
 
 

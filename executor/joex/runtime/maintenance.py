@@ -21,7 +21,7 @@ from joex.errors import ConfigError, JoexError
 from joex.store import audit, executors, job_logs, jobs, periodic, pools, runs
 from joex.store.database import connect
 from joex.store.jobs import json_text, read_json
-from joex.store.periodic import PeriodicTask
+from joex.store.periodic import PeriodicTask, TaskKey
 from joex.store.statement import Connection
 from joex.task import App
 from joex.trouble import Trouble
@@ -87,7 +87,7 @@ async def clean(connection: Connection) -> None:
     Raises:
         ConfigError: the row of the periodic task was changed by hand, and has no valid ages any more.
     """
-    tasks = await periodic.list_tasks(connection, [RETENTION])
+    tasks = await periodic.list_tasks(connection, [(RETENTION, None, None)], owner=SYSTEM_OWNER)
     try:
         args = tasks[0].args
         keep, keep_failed = parse_duration(args["keep"]), parse_duration(args["keep_failed"])
@@ -137,7 +137,7 @@ async def register_periodic_tasks(connection: Connection, app: App, settings: Se
     # Executors that start at the same time wait for each other at the first row, which is the system's.
     async with connection.transaction():
         answers = [(task.id, await periodic.put(connection, task, owner)) for task, owner in wanted]
-        await periodic.keep(connection, app.owner, [task.id for task in app.periodic_tasks])
+        await periodic.keep(connection, app.owner, [_key(task) for task in app.periodic_tasks])
     return [task_id for task_id, answer in answers if answer == "not_yours"]
 
 
@@ -145,15 +145,19 @@ async def _are_registered(connection: Connection, app: App, wanted: Sequence[tup
     """Whether the rows are as wanted, so that `put` and `keep` would change none; in doubt not: these find out."""
     most = len(wanted) + 1
     owned = await periodic.list_tasks(connection, owner=app.owner, most=most)
-    if {row.id for row in owned} != {task.id for task in app.periodic_tasks}:
+    if {row.name for row in owned} != {_key(task) for task in app.periodic_tasks}:
         return False
-    found = await periodic.list_tasks(connection, [task.id for task, _ in wanted], most=most)
-    rows = {row.id: row for row in found}
-    return all(task.id in rows and _is_stored(rows[task.id], task, owner) for task, owner in wanted)
+    found = await periodic.list_tasks(connection, [_key(task) for task, _ in wanted], most=most)
+    rows = {row.name: row for row in found}
+    return all(_key(task) in rows and _is_stored(rows[_key(task)], task, owner) for task, owner in wanted)
+
+
+def _key(task: NewPeriodicTask) -> TaskKey:
+    return TaskKey(task.id, task.queue, task.group)
 
 
 def _is_stored(row: PeriodicTask, task: NewPeriodicTask, owner: str) -> bool:
-    names = ("task", "timer", "zone", "group", "queue", "priority", "subject", "submitter", "starting_deadline")
+    names = ("task", "timer", "zone", "priority", "subject", "submitter", "starting_deadline")
     return (
         row.owner == owner
         and task.enabled in (None, row.enabled)

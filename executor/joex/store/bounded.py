@@ -18,35 +18,39 @@ UNLIMITED = 2**63 - 1
 """Of payloads: all, however large."""
 
 
-def listing(heads: str, source: str, payloads: dict[str, str], at: int) -> str:
+def listing(heads: str, source: str, payloads: dict[str, str], at: int, key: Sequence[str] = ("id",)) -> str:
     """A statement that lists rows with their payloads; the first columns are ``nr``, and ``size``, of the payloads.
 
     Its last two parameters: how many bytes of payloads may come; and how many of the first rows (0 or 1) have theirs
     even if these alone are larger. Rows beyond have payloads of null.
 
     Args:
-        heads: selects the rows in order, without payloads; with their ``id``.
+        heads: selects the rows in order, without payloads; with their ``key``.
         source: the table, or the view, of the payloads.
         payloads: the names and expressions of the payloads. The first is never null in the table.
         at: the number of the first of the last two parameters.
+        key: the columns of the key of the table, or the view.
     """
     most, least = f"${at}::bigint", f"${at + 1}::integer"
     size = " + ".join(f"coalesce(octet_length({expression}), 0)" for expression in payloads.values())
     columns = ", ".join(f"{expression} AS {name}" for name, expression in payloads.items())
+    keys = ", ".join(f"array_agg({name} ORDER BY nr) AS every_{name}" for name in key)
+    is_next = " AND ".join(f"{name} = given.every_{name}[f.nr + 1]" for name in key)
+    is_of_head = " AND ".join(f"{name} = h.{name}" for name in key)
     return statement(f"""
         WITH RECURSIVE head AS MATERIALIZED (SELECT row_number() OVER () AS nr, h.* FROM ({heads}) h),
-        given AS MATERIALIZED (SELECT array_agg(id ORDER BY nr) AS ids FROM head),
+        given AS MATERIALIZED (SELECT {keys} FROM head),
         fitting AS (
             SELECT 0 AS nr, 0::bigint AS bytes, 0::bigint AS size
             UNION ALL
             SELECT f.nr + 1, f.bytes + s.size, s.size FROM fitting f CROSS JOIN given CROSS JOIN LATERAL (
-                SELECT ({size})::bigint AS size FROM {source} WHERE id = given.ids[f.nr + 1]) s
+                SELECT ({size})::bigint AS size FROM {source} WHERE {is_next}) s
             WHERE f.bytes < {most} AND {most} < {UNLIMITED}
         )
         SELECT h.*, f.size, p.* FROM head h
         LEFT JOIN fitting f ON f.nr = h.nr AND (f.nr <= {least} OR f.bytes <= {most})
         LEFT JOIN LATERAL (
-            SELECT {columns} FROM {source} WHERE id = h.id AND (f.nr IS NOT NULL OR {most} = {UNLIMITED}) OFFSET 0
+            SELECT {columns} FROM {source} WHERE {is_of_head} AND (f.nr IS NOT NULL OR {most} = {UNLIMITED}) OFFSET 0
         ) p ON true
         ORDER BY h.nr
     """)  # noqa: S608 - put together of constants

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from joex.core.access import EVERYTHING, Bounds
+from joex.core.json_values import shown
 from joex.core.periodic import SYSTEM_OWNER, Decision, NewPeriodicTask, Schedule
+from joex.errors import InvalidJob
 from joex.store.bounded import UNLIMITED, fitting, listing
 from joex.store.errors import translated
 from joex.store.jobs import json_text, read_json
@@ -19,29 +23,31 @@ CHANNEL = "joex_periodic"
 """The channel for changes of periodic tasks by their owners; its notifications say nothing else."""
 
 _DUE = statement("""
-    SELECT id, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run, starting_deadline,
-           clock_timestamp() AS now
+    SELECT id, queue, grp, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run,
+           starting_deadline, clock_timestamp() AS now
     FROM joex_private.periodic_task t
     WHERE enabled AND error IS NULL AND nextrun <= statement_timestamp() AND owner <> ALL ($1::text[])
-          AND id <> ALL ($2::text[])
-    ORDER BY t.nextrun LIMIT $3::integer FOR NO KEY UPDATE SKIP LOCKED
+          AND (id, queue, grp) NOT IN (SELECT * FROM unnest($2::text[], $3::text[], $4::text[]))
+    ORDER BY t.nextrun LIMIT $5::integer FOR NO KEY UPDATE SKIP LOCKED
 """)
 _NEXT = statement("""
     SELECT CASE WHEN nextrun <= statement_timestamp() THEN 0
                 ELSE extract(epoch FROM nextrun - statement_timestamp()) END::float8
     FROM joex_private.periodic_task
-    WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[]) AND id <> ALL ($2::text[])
+    WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[])
+          AND (id, queue, grp) NOT IN (SELECT * FROM unnest($2::text[], $3::text[], $4::text[]))
     ORDER BY nextrun LIMIT 1
 """)
 _RECOMPUTE = statement("""
-    UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE id IN (
-        SELECT id FROM joex_private.periodic_task
+    UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE (id, queue, grp) IN (
+        SELECT id, queue, grp FROM joex_private.periodic_task
         WHERE enabled AND error IS NULL AND marked > clock_timestamp() + interval '1 minute' AND nextrun > '-infinity'
         FOR NO KEY UPDATE SKIP LOCKED)
 """)
 _FIRE = statement("""
-    SELECT id, outcome, job FROM joex_private.fire_periodic($1::text, $2::text[], $3::bigint[], $4::timestamptz[],
-                                                            $5::timestamptz[], $6::timestamptz[], $7::text[])
+    SELECT id, queue, grp, outcome, job
+    FROM joex_private.fire_periodic($1::text, $2::text[], $3::text[], $4::text[], $5::bigint[], $6::timestamptz[],
+                                    $7::timestamptz[], $8::timestamptz[], $9::text[])
 """)
 _PUT = statement("""
     SELECT joex.put_periodic_task($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::text, $7::text, $8::text,
@@ -51,32 +57,50 @@ _PUT_OWN = statement("""
     SELECT joex_private.store_periodic_task($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::text, $7::text,
                                             $8::text, $9::text, $10::text, $11::interval, $12::boolean, $13::text)
 """)
-_REMOVE = statement("SELECT joex.remove_periodic_task($1::text, $2::text, $3::boolean)")
-_ENABLE = statement("SELECT joex.enable_periodic_task($1::text, $2::boolean, $3::text, $4::boolean)")
-_KEEP = statement("SELECT joex_private.keep_periodic_tasks($1::text, $2::text[])")
-_RUN = statement("SELECT answer, job FROM joex.run_periodic_task($1::text)")
+_REMOVE = statement("SELECT joex.remove_periodic_task($1::text, $2::text, $3::boolean, $4::text, $5::text)")
+_ENABLE = statement(
+    "SELECT joex.enable_periodic_task($1::text, $2::boolean, $3::text, $4::boolean, $5::text, $6::text)"
+)
+_KEEP = statement("SELECT joex_private.keep_periodic_tasks($1::text, $2::text[], $3::text[], $4::text[])")
+_RUN = statement("SELECT answer, job FROM joex.run_periodic_task($1::text, $2::text, $3::text)")
 _LIST = listing(
     """
     SELECT id, owner, enabled, task, timer, zone, grp, queue, priority::text, subject, submitter,
            starting_deadline, nextrun, last_run, last_outcome, last_job, last_job_state::text, error, worker, marked,
-           created_at, changed_at
-    FROM joex.periodic_tasks
-    WHERE ($1::text[] IS NULL OR id = ANY ($1)) AND ($2::text IS NULL OR owner = $2) AND ($3::text IS NULL OR id > $3)
-      AND ($5::text[] IS NULL OR queue = ANY ($5)) AND ($6::text[] IS NULL OR grp = ANY ($6))
-      AND ($7::text IS NULL OR owner <> $7)
-    ORDER BY id LIMIT $4::integer
+           created_at, changed_at, key
+    FROM joex.periodic_tasks t
+    WHERE ($1::text[] IS NULL OR id = ANY ($1) AND EXISTS (
+               SELECT FROM unnest($1::text[], $2::text[], $3::text[]) n(id, queue, grp)
+               WHERE n.id = t.id AND coalesce(n.queue, t.queue) = t.queue AND coalesce(n.grp, t.grp) = t.grp))
+      AND ($4::text IS NULL OR owner = $4) AND ($5::text IS NULL OR (id, queue, grp) > ($5::text, $6::text, $7::text))
+      AND ($9::text[] IS NULL OR queue = ANY ($9)) AND ($10::text[] IS NULL OR grp = ANY ($10))
+      AND ($11::text IS NULL OR owner <> $11)
+    ORDER BY id, queue, grp LIMIT $8::integer
     """,
     "joex.periodic_tasks",
     {"args": "args::text"},
-    8,
+    12,
+    ("id", "queue", "grp"),
 )
+
+
+class TaskKey(NamedTuple):
+    """What is unique of a periodic task."""
+
+    id: str
+    queue: str
+    group: str
+
+
+TaskName: TypeAlias = tuple[str, str | None, str | None]
+"""Names a periodic task: its id, its queue and its group; None: in any queue, in any group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
     """A task that is due for a decision. ``now`` is the database's time when it was read."""
 
-    id: str
+    key: TaskKey
     revision: int
     schedule: Schedule
     now: datetime
@@ -86,7 +110,7 @@ class Due:
 class Fired:
     """What has become of a decision; `fire_periodic` in sql/85_periodic.sql says which outcomes there are."""
 
-    id: str
+    key: TaskKey
     outcome: str
     job: UUID | None
 
@@ -104,6 +128,7 @@ class PeriodicTask:
         last_job: the latest job that was made, and ``last_job_state`` where it stands (None: it has been deleted).
         error: why it can't run, until that is changed.
         worker: the process that decided about it last, and ``marked`` when.
+        key: its id, queue and group as one text: what is unique, and where the next page of a list begins.
     """
 
     id: str
@@ -129,18 +154,24 @@ class PeriodicTask:
     marked: datetime | None
     created_at: datetime
     changed_at: datetime
+    key: str
+
+    @property
+    def name(self) -> TaskKey:
+        """Names this task alone."""
+        return TaskKey(self.id, self.queue, self.group)
 
 
-async def due(connection: Connection, most: int, *, system: bool = True, aside: Sequence[str] = ()) -> list[Due]:
+async def due(connection: Connection, most: int, *, system: bool = True, aside: Sequence[TaskKey] = ()) -> list[Due]:
     """The tasks that are due for a decision, the earliest first. ``system``: also Joex's own; ``aside``: not these.
 
     It leaves out tasks whose rows another session has locked, so that they don't block the others.
     """
     with translated():
-        rows = await connection.fetch(_DUE, _left_out(system), aside, most)
+        rows = await connection.fetch(_DUE, _left_out(system), *_columns(aside), most)
     return [
         Due(
-            row["id"],
+            TaskKey(row["id"], row["queue"], row["grp"]),
             row["revision"],
             Schedule(row["timer"], row["zone"], row["nextrun"], row["last_run"], row["starting_deadline"]),
             row["now"],
@@ -149,10 +180,10 @@ async def due(connection: Connection, most: int, *, system: bool = True, aside: 
     ]
 
 
-async def next_in(connection: Connection, *, system: bool = True, aside: Sequence[str] = ()) -> float | None:
+async def next_in(connection: Connection, *, system: bool = True, aside: Sequence[TaskKey] = ()) -> float | None:
     """Seconds until the next task is due (0: it is); None: there is none. The rest is as with `due`."""
     with translated():
-        found: float | None = await connection.fetchval(_NEXT, _left_out(system), aside)
+        found: float | None = await connection.fetchval(_NEXT, _left_out(system), *_columns(aside))
     return found
 
 
@@ -168,18 +199,18 @@ async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due,
         rows = await connection.fetch(
             _FIRE,
             worker,
-            [due.id for due, _ in decided],
+            *_columns([due.key for due, _ in decided]),
             [due.revision for due, _ in decided],
             [due.schedule.nextrun for due, _ in decided],
             [decision.fire for _, decision in decided],
             [decision.next for _, decision in decided],
             [decision.error for _, decision in decided],
         )
-    return [Fired(*row) for row in rows]
+    return [Fired(TaskKey(row["id"], row["queue"], row["grp"]), row["outcome"], id_of(row["job"])) for row in rows]
 
 
 async def put(connection: Connection, task: NewPeriodicTask, owner: str) -> str:
-    """Set a periodic task; answers set, same, or not_yours (the one with this id has another owner).
+    """Set a periodic task; answers set, same, or not_yours (the one with this name has another owner).
 
     With `SYSTEM_OWNER` this is for Joex's own code: joex.put_periodic_task refuses that owner.
     """
@@ -204,47 +235,73 @@ async def put(connection: Connection, task: NewPeriodicTask, owner: str) -> str:
         )
 
 
-async def remove(connection: Connection, task_id: str, owner: str, *, any_owner: bool = False) -> str:
-    """Remove a periodic task; answers removed, not_found or not_yours."""
+async def remove(connection: Connection, name: TaskName, owner: str, *, any_owner: bool = False) -> str:
+    """Remove a periodic task; answers removed, not_found or not_yours.
+
+    Raises:
+        InvalidJob: several have this name.
+    """
     with translated():
-        return str(await connection.fetchval(_REMOVE, task_id, owner, any_owner))
+        return str(await connection.fetchval(_REMOVE, name[0], owner, any_owner, *name[1:]))
 
 
-async def enable(connection: Connection, task_id: str, owner: str, *, enabled: bool, any_owner: bool = False) -> str:
-    """Enable or disable a periodic task; answers set, same, not_found or not_yours."""
+async def enable(connection: Connection, name: TaskName, owner: str, *, enabled: bool, any_owner: bool = False) -> str:
+    """Enable or disable a periodic task; answers set, same, not_found or not_yours. Raises as `remove`."""
     with translated():
-        return str(await connection.fetchval(_ENABLE, task_id, enabled, owner, any_owner))
+        return str(await connection.fetchval(_ENABLE, name[0], enabled, owner, any_owner, *name[1:]))
 
 
-async def keep(connection: Connection, owner: str, ids: Sequence[str]) -> list[str]:
+async def keep(connection: Connection, owner: str, keys: Sequence[TaskKey]) -> list[str]:
     """Remove the periodic tasks of an owner, all but these; returns the ids of those removed."""
     with translated():
-        return [row[0] for row in await connection.fetch(_KEEP, owner, ids)]
+        return [row[0] for row in await connection.fetch(_KEEP, owner, *_columns(keys))]
 
 
-async def run_now(connection: Connection, task_id: str) -> tuple[str, UUID | None]:
-    """Create the job of a periodic task now; answers submitted (and which), overlapping, not_found or not_yours."""
+async def run_now(connection: Connection, name: TaskName) -> tuple[str, UUID | None]:
+    """Create the job of a periodic task now; answers submitted (and which), overlapping, not_found or not_yours.
+
+    Raises:
+        InvalidJob: several have this name.
+    """
     with translated():
-        row: Any = await connection.fetchrow(_RUN, task_id)
+        row: Any = await connection.fetchrow(_RUN, *name)
     return row["answer"], id_of(row["job"])
+
+
+async def find(
+    connection: Connection, name: TaskName, *, bounds: Bounds = EVERYTHING, most_bytes: int = UNLIMITED
+) -> PeriodicTask | None:
+    """The periodic task with this name within these bounds; SQL: ``named_periodic_task``.
+
+    Raises:
+        InvalidJob: several have it.
+    """
+    found, _ = await page_of_tasks(connection, [name], most=2, bounds=bounds, most_bytes=most_bytes)
+    if len(found) > 1:
+        queue, group = (json.dumps(one, ensure_ascii=False) for one in (found[0].queue, found[0].group))
+        raise InvalidJob(
+            f"id: several periodic tasks have the id {json.dumps(name[0], ensure_ascii=False)}: name the queue and the "
+            f"group too, such as queue {queue} and group {group}"
+        )
+    return found[0] if found else None
 
 
 async def list_tasks(
     connection: Connection,
-    ids: Sequence[str] | None = None,
+    names: Sequence[TaskName] | None = None,
     *,
     owner: str | None = None,
     after: str | None = None,
     most: int = 1000,
 ) -> list[PeriodicTask]:
-    """Periodic tasks in the order of their ids, after one of them."""
-    tasks, _ = await page_of_tasks(connection, ids, owner=owner, after=after, most=most)
+    """Periodic tasks in the order of their ids, after the one with this key."""
+    tasks, _ = await page_of_tasks(connection, names, owner=owner, after=after, most=most)
     return tasks
 
 
 async def page_of_tasks(
     connection: Connection,
-    ids: Sequence[str] | None = None,
+    names: Sequence[TaskName] | None = None,
     *,
     owner: str | None = None,
     after: str | None = None,
@@ -252,15 +309,28 @@ async def page_of_tasks(
     bounds: Bounds = EVERYTHING,
     most_bytes: int = UNLIMITED,
 ) -> tuple[list[PeriodicTask], bool]:
-    """Periodic tasks in the order of their ids, after one of them; and whether there are more.
+    """Periodic tasks in the order of their ids, after the one with this key; and whether there are more.
 
     At most ``most`` tasks, with ``most_bytes`` of arguments, but one at least. `joex.store.bounded.NOTHING`: their
     arguments are None. No bounds hold Joex's own.
+
+    Raises:
+        InvalidJob: ``after`` is no key.
     """
+    after_name = [None] * 3 if after is None else _read_key(after)
     not_of = SYSTEM_OWNER if bounds.are_set else None
     with translated():
         rows = await connection.fetch(
-            _LIST, ids, owner, after, most + 1, bounds.queues, bounds.groups, not_of, most_bytes, 1
+            _LIST,
+            *([None] * 3 if names is None else _columns(names)),
+            owner,
+            *after_name,
+            most + 1,
+            bounds.queues,
+            bounds.groups,
+            not_of,
+            most_bytes,
+            1,
         )
     ends = min(fitting(rows, most_bytes, "args")[0], most)
     return [_task_of(row) for row in rows[:ends]], len(rows) > ends
@@ -268,6 +338,18 @@ async def page_of_tasks(
 
 def _left_out(system: bool) -> list[str]:  # noqa: FBT001 - passed on
     return [] if system else [SYSTEM_OWNER]
+
+
+def _columns(names: Sequence[TaskName]) -> list[list[str | None]]:
+    return [[name[at] for name in names] for at in range(3)]
+
+
+def _read_key(key: str) -> TaskKey:
+    with suppress(ValueError):
+        match read_json(key):
+            case [str() as task_id, str() as queue, str() as group]:
+                return TaskKey(task_id, queue, group)
+    raise InvalidJob(f"after: expected the key of a periodic task; got {shown(key)}")
 
 
 def _task_of(row: Any) -> PeriodicTask:

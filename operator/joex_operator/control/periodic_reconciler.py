@@ -124,8 +124,8 @@ class PeriodicReconciler:
                 refused: dict[str, DatabaseProblem] = {}
                 todo = {name: changes(some, found[name]) for name, some in owned.items()}
                 for name, some in todo.items():  # in all pools first: a task may have moved to another pool
-                    for row_id in some.remove:
-                        await store.remove(connection, row_id, name)
+                    for key in some.remove:
+                        await store.remove(connection, key, name)
                 for name, some in todo.items():
                     for row in some.put:
                         try:
@@ -133,8 +133,8 @@ class PeriodicReconciler:
                                 await store.put(connection, row, name)
                         except InvalidJob as error:  # by a check of the database: it concerns this row only
                             refused[row.id] = DatabaseProblem("Refused", str(error))
-                    for row_id in some.disable:
-                        await store.enable(connection, row_id, name, enabled=False)
+                    for key in some.disable:
+                        await store.enable(connection, key, name, enabled=False)
                     if some:
                         found[name] = await _rows(connection, name)
                 if any(todo.values()):
@@ -142,7 +142,7 @@ class PeriodicReconciler:
         except (JoexError, OSError) as error:
             return database_problem(error)
         now = datetime.now(UTC)
-        return {row.id: with_next_run(row, now) for rows in found.values() for row in rows.values()} | refused
+        return {row.id: with_next_run(row, now) for rows in found.values() for row in rows} | refused
 
     async def _store_statuses(self, desired: Sequence[DesiredRow], found: Mapping[str, _Answer]) -> None:
         """Store the status of each object and record its Events. ``found``: the rows, by their pool."""
@@ -167,13 +167,13 @@ class PeriodicReconciler:
             raise failed
 
 
-async def _rows(connection: Connection, name: str) -> dict[str, PeriodicTask]:
-    """The rows of an owner, by their ids."""
-    found: dict[str, PeriodicTask] = {}
+async def _rows(connection: Connection, name: str) -> list[PeriodicTask]:
+    """The rows of an owner."""
+    found: list[PeriodicTask] = []
     after: str | None = None
     while page := await store.list_tasks(connection, owner=name, after=after, most=_PAGE):
-        found.update((row.id, row) for row in page)
-        after = page[-1].id
+        found += page
+        after = page[-1].key
         if len(page) < _PAGE:
             break
     return found

@@ -59,10 +59,11 @@ class SchedulerService:
 
     def _emit(self, event: Event) -> None:
         match event:
-            case Repeated(task_id, outcome, job, error):
+            case Repeated(task_id, queue, group, outcome, job, error):
                 self._metrics.own.repeated(outcome)
                 level = logging.WARNING if outcome in _BAD else logging.INFO
                 more = "" if job is None and not error else f" ({job or error})"
-                _log.log(level, "periodic task %r in %s was due: %s%s", task_id, self._database, outcome, more)
+                said = "periodic task %r (queue %r, group %r) in %s was due: %s%s"
+                _log.log(level, said, task_id, queue, group, self._database, outcome, more)
             case _:
                 self._log_trouble(event)

@@ -14,7 +14,7 @@ from joex.core.job import Priority
 from joex.core.periodic import NewPeriodicTask
 from joex.core.timers import Timer, parse_zone
 from joex.store.jobs import json_text
-from joex.store.periodic import PeriodicTask
+from joex.store.periodic import PeriodicTask, TaskKey
 from joex_operator.api.objects import Periodic, Pool, Ref, SpecError, parse_periodic, reference
 from joex_operator.decide.conditions import Condition
 from joex_operator.decide.plan import DatabaseProblem
@@ -48,9 +48,9 @@ class DesiredRow:
 class RowChanges:
     """The changes to the rows of a pool; false: there are none."""
 
-    remove: Sequence[str]
+    remove: Sequence[TaskKey]
     put: Sequence[NewPeriodicTask]
-    disable: Sequence[str]
+    disable: Sequence[TaskKey]
 
     def __bool__(self) -> bool:
         return bool(self.remove or self.put or self.disable)
@@ -91,12 +91,18 @@ def desired_row(manifest: Mapping[str, Any], pools: Mapping[str, Pool | None]) -
     return replace(desired, error=SpecError(said, "UnknownPool"))
 
 
-def changes(desired: Sequence[DesiredRow], found: Mapping[str, PeriodicTask]) -> RowChanges:
-    """The changes from ``found``, the rows that a pool owns by their ids, to ``desired``."""
+def changes(desired: Sequence[DesiredRow], found: Sequence[PeriodicTask]) -> RowChanges:
+    """The changes from ``found``, the rows that a pool owns, to ``desired``.
+
+    A row can't move to another queue or group: there the object gets a new one. An object that is invalid keeps its row
+    where it is.
+    """
+    rows = {row.name: row for row in found}
+    of = {one.id: one for one in desired}
     return RowChanges(
-        remove=sorted(found.keys() - {one.id for one in desired}),
-        put=[one.row for one in desired if one.row is not None and not _is_as_asked(found.get(one.id), one.row)],
-        disable=[one.id for one in desired if one.error is not None and one.id in found and found[one.id].enabled],
+        remove=sorted(key for key in rows if key.id not in of or _lies_elsewhere(key, of[key.id].row)),
+        put=[row for one in desired if (row := one.row) is not None and not _is_as_asked(rows.get(_key(row)), row)],
+        disable=[key for key, row in rows.items() if row.enabled and key.id in of and of[key.id].error is not None],
     )
 
 
@@ -121,7 +127,7 @@ def condition(desired: DesiredRow, row: PeriodicTask | DatabaseProblem | None) -
     if isinstance(row, DatabaseProblem):
         return Condition(_READY, "Unknown", row.reason, row.message, bad=True)
     if row is None:
-        said = f"the database has a periodic task {desired.id!r} of another owner"
+        said = f"the database has a periodic task {desired.id!r} of another owner in this queue and group"
         return Condition(_READY, "False", "OwnedByOther", said, bad=True)
     return _of_row(row)
 
@@ -166,6 +172,14 @@ def _row(task: Periodic, pool: Pool) -> NewPeriodicTask:
         )
     except ValueError as error:
         raise SpecError(f"spec.{error}") from error
+
+
+def _key(row: NewPeriodicTask) -> TaskKey:
+    return TaskKey(row.id, row.queue, row.group)
+
+
+def _lies_elsewhere(key: TaskKey, row: NewPeriodicTask | None) -> bool:
+    return row is not None and key != _key(row)
 
 
 def _is_as_asked(found: PeriodicTask | None, row: NewPeriodicTask) -> bool:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from joex.store.periodic import PeriodicTask
+from joex.store.periodic import PeriodicTask, TaskKey
 from joex_operator.decide.periodic_rows import (
     DesiredRow,
     changes,
@@ -46,7 +46,8 @@ def row(of: DesiredRow | None = None, **fields: Any) -> PeriodicTask:
     stored = {name: getattr(wanted, name) for name in wanted.__slots__} | {"priority": str(wanted.priority)}
     known = dict.fromkeys(["last_run", "last_outcome", "last_job", "last_job_state", "error", "worker", "marked"])
     times = {"nextrun": NOW + timedelta(hours=1), "created_at": NOW, "changed_at": NOW}
-    return PeriodicTask(**{**stored, **known, **times, "owner": owner("prod", "documents"), **fields})
+    own = {"owner": owner("prod", "documents"), "key": ""}
+    return PeriodicTask(**{**stored, **known, **times, **own, **fields})
 
 
 def ready(of: DesiredRow, found: PeriodicTask | DatabaseProblem | None) -> tuple[str, str]:
@@ -94,13 +95,13 @@ def test_of_a_pool_that_can_not_be_worked_with_nothing_is_known():
     found = desired(pool="broken")
     assert (found.row, found.error) == (None, None)
     assert ready(found, DatabaseProblem("InvalidPool", "")) == ("Unknown", "InvalidPool")
-    assert not changes([found], {found.id: row()})
+    assert not changes([found], [row()])
 
 
 def test_a_row_that_is_as_asked_is_left_alone():
     one = desired(args={"b": [1, {"c": None}], "a": 1.5}, startingDeadline="90s")
-    assert not changes([one], {one.id: row(one)})
-    assert not changes([one], {one.id: row(one, args={"a": 1.5, "b": [1, {"c": None}]})}), "the order says nothing"
+    assert not changes([one], [row(one)])
+    assert not changes([one], [row(one, args={"a": 1.5, "b": [1, {"c": None}]})]), "the order says nothing"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,6 @@ def test_a_row_that_is_as_asked_is_left_alone():
         {"timer": "daily"},
         {"zone": "Europe/Berlin"},
         {"args": {"days": True}},
-        {"group": "other"},
-        {"queue": "other"},
         {"priority": "high"},
         {"subject": "other"},
         {"submitter": "other"},
@@ -122,20 +121,27 @@ def test_a_row_that_is_as_asked_is_left_alone():
 )
 def test_a_row_that_differs_is_put_right(fields):
     one = desired(args={"days": 1})
-    assert changes([one], {one.id: row(one, **fields)}).put == [one.row]
+    assert changes([one], [row(one, **fields)]).put == [one.row]
 
 
 def test_what_is_asked_for_is_put_and_what_nobody_asks_for_goes():
     one, new = desired("one"), desired("new")
-    todo = changes([one, new], {"prod/one": row(one), "prod/old": row()})
-    assert (todo.put, todo.remove, todo.disable) == ([new.row], ["prod/old"], [])
+    todo = changes([one, new], [row(one), row(id="prod/old")])
+    assert (todo.put, todo.remove, todo.disable) == ([new.row], [TaskKey("prod/old", "night", "default")], [])
+
+
+@pytest.mark.parametrize("fields", [{"group": "other"}, {"queue": "other"}], ids=str)
+def test_a_row_that_moves_goes_where_it_is_and_comes_where_it_is_asked_for(fields):
+    one, stored = desired(), row(**fields)
+    todo = changes([one], [stored])
+    assert (todo.put, todo.remove, todo.disable) == ([one.row], [stored.name], [])
 
 
 def test_the_row_of_an_object_that_is_wrong_by_now_rests():
     wrong = desired(timer="every day")
-    assert changes([wrong], {wrong.id: row()}).disable == [wrong.id]
-    assert not changes([wrong], {wrong.id: row(enabled=False)})
-    assert not changes([wrong], {})
+    assert changes([wrong], [row()]).disable == [row().name]
+    assert not changes([wrong], [row(enabled=False)])
+    assert not changes([wrong], [])
     told = condition(wrong, row(enabled=False))
     assert (told.reason, told.bad) == ("InvalidTimer", True)
     assert told.message.endswith("; no jobs are submitted until this is fixed")

@@ -115,7 +115,10 @@ CREATE DOMAIN joex_private.group_name AS text CONSTRAINT "group: 1 to 254 bytes"
 -- (Names that begin with joex. are for Joex itself. LIKE costs less than starts_with, which cuts a text by its characters.)
 CREATE DOMAIN joex_private.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254)
     CONSTRAINT "task: must not begin with joex., as Joex's own names do" CHECK (VALUE NOT LIKE 'joex.%');
-CREATE DOMAIN joex_private.tracker_name AS text CONSTRAINT "tracker: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254)
+-- (A tracker of a periodic task holds two names: see joex_private.periodic_tracker.)
+CREATE DOMAIN joex_private.tracker_name AS text
+    CONSTRAINT "tracker: 1 to 254 bytes"
+    CHECK (VALUE <> '' AND octet_length(VALUE) <= CASE WHEN starts_with(VALUE, 'periodic ') THEN 800 ELSE 254 END)
     CONSTRAINT "tracker: must not begin with joex., as Joex's own names do" CHECK (VALUE NOT LIKE 'joex.%');
 CREATE DOMAIN joex_private.subject_text AS text CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
 CREATE DOMAIN joex_private.submitter_name AS text CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(VALUE) <= 254);
@@ -479,9 +482,9 @@ CREATE TABLE joex_private.watch (
     PRIMARY KEY (queue, name)
 ) WITH (fillfactor = 50);
 
--- Periodic tasks: each submits jobs at the times of a timer. Only its owner changes a row.
+-- Periodic tasks: each submits jobs at the times of a timer. Only its owner changes a row. A row stays in its queue and its group.
 CREATE TABLE joex_private.periodic_task (
-    id                 text PRIMARY KEY CHECK (id <> '' AND octet_length(id) <= 240),    -- it is also in a tracker
+    id                 text NOT NULL CHECK (id <> '' AND octet_length(id) <= 240),    -- it is also in a tracker
     owner              text NOT NULL DEFAULT 'user' CHECK (owner <> '' AND octet_length(owner) <= 254),
     enabled            boolean NOT NULL DEFAULT true,
     task               text NOT NULL CHECK (task <> '' AND octet_length(task) <= 254),
@@ -508,6 +511,7 @@ CREATE TABLE joex_private.periodic_task (
     last_outcome       text CHECK (last_outcome IN ('submitted', 'started', 'overlapping', 'late')),
     last_job           uuid,                            -- the latest job that was submitted
     error              text,                            -- why it can't run: its timer, its zone, or its submission
+    PRIMARY KEY (id, queue, grp),    -- (No tenant can take an id from another.)
     CONSTRAINT "task: must not begin with joex., as Joex's own names do" CHECK (owner = 'joex' OR NOT starts_with(task, 'joex.'))
 ) WITH (fillfactor = 50);
 CREATE INDEX periodic_task_next ON joex_private.periodic_task (nextrun) WHERE enabled AND error IS NULL;

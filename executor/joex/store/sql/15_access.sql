@@ -105,18 +105,18 @@ BEGIN
         session_user, coalesce(quote_literal(p_grp), '(all)'), quote_literal(p_queue), coalesce(v_known, 'none') USING ERRCODE = 'insufficient_privilege';
 END $$;
 
--- Refuse an id that is unique in the whole database (p_name: of a periodic task; p_key: of a keyed job), unless it begins with what the role
+-- Refuse the id of a keyed job (p_key), which is unique in the whole database, unless it begins with what the role
 -- of this session is bound to: the group; or the queue, where it is bound to queues alone. Else one tenant could take the id of another,
 -- and learn that it exists. A slash follows, and no other one: ids that begin with acme/eu/ are those of a group acme/eu. (HTTP has
 -- the same rule: core/access.py.) p_tracker: trackers are unique in a group, so the rule is for roles that may use it in some queues alone.
 CREATE OR REPLACE FUNCTION joex_private.must_be_own_id(
-    p_scopes text[], p_queue text, p_grp text, p_name text DEFAULT NULL, p_key bytea DEFAULT NULL, p_tracker text DEFAULT NULL
+    p_scopes text[], p_queue text, p_grp text, p_key bytea DEFAULT NULL, p_tracker text DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_own text := CASE WHEN joex_private.may(p_scopes, p_queue, NULL) THEN p_queue ELSE p_grp END;
     v_start bytea := convert_to(v_own, 'UTF8');
     v_length integer := octet_length(v_start);
-    v_id bytea := convert_to(coalesce(p_tracker, p_name), 'UTF8');
+    v_id bytea := convert_to(p_tracker, 'UTF8');
 BEGIN
     IF joex_private.may(p_scopes, NULL, NULL)
        OR p_tracker IS NOT NULL AND (joex_private.may(p_scopes, NULL, p_grp) OR NOT joex_private.may(p_scopes, p_queue, NULL))

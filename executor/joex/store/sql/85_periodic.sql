@@ -18,8 +18,8 @@ BEGIN
     END IF;
     RETURN NEW;
 END $$;
-CREATE OR REPLACE TRIGGER changes BEFORE INSERT OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
-    priority, queue, timer, zone, starting_deadline ON joex_private.periodic_task
+CREATE OR REPLACE TRIGGER changes BEFORE INSERT OR UPDATE OF owner, enabled, task, args, subject, submitter,
+    priority, timer, zone, starting_deadline ON joex_private.periodic_task
 FOR EACH ROW EXECUTE FUNCTION joex_private.periodic_task_changes();
 
 -- Notify schedulers of the change. (After it: an INSERT ... ON CONFLICT that leaves the row as it is must not notify.) The notification
@@ -29,8 +29,8 @@ BEGIN
     PERFORM joex_private.send('joex_periodic', '');
     RETURN NULL;
 END $$;
-CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, enabled, task, grp, args, subject, submitter,
-    priority, queue, timer, zone, starting_deadline ON joex_private.periodic_task
+CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, enabled, task, args, subject, submitter,
+    priority, timer, zone, starting_deadline ON joex_private.periodic_task
 FOR EACH ROW EXECUTE FUNCTION joex_private.periodic_task_changed();
 
 -- Refuse the owner of Joex's own periodic tasks, whose rows follow the settings of the executors: a client that removed or changed one
@@ -49,8 +49,6 @@ CREATE OR REPLACE FUNCTION joex_private.store_periodic_task(
     starting_deadline interval, enabled boolean, owner text
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
-DECLARE
-    v_owner text;
 BEGIN
     PERFORM joex_private.must_be_allowed('{operate}', queue, grp);
     IF joex_private.is_large(args) THEN
@@ -61,30 +59,28 @@ BEGIN
     VALUES (id, task, timer, zone, args, grp, queue, joex_private.priority_of(priority), subject, submitter, starting_deadline,
             coalesce(enabled, true), owner)
     ON CONFLICT ON CONSTRAINT periodic_task_pkey DO UPDATE SET
-        task = excluded.task, timer = excluded.timer, zone = excluded.zone, args = excluded.args, grp = excluded.grp,
-        queue = excluded.queue, priority = excluded.priority, subject = excluded.subject, submitter = excluded.submitter,
-        starting_deadline = excluded.starting_deadline,
+        task = excluded.task, timer = excluded.timer, zone = excluded.zone, args = excluded.args, priority = excluded.priority,
+        subject = excluded.subject, submitter = excluded.submitter, starting_deadline = excluded.starting_deadline,
         enabled = coalesce(store_periodic_task.enabled, t.enabled)
-    WHERE t.owner = excluded.owner AND joex_private.may('{operate}', t.queue, t.grp)
-          AND (t.task, t.timer, t.zone, t.args, t.grp, t.queue, t.priority, t.subject, t.submitter, t.starting_deadline,
-               t.enabled)
+    WHERE t.owner = excluded.owner
+          AND (t.task, t.timer, t.zone, t.args, t.priority, t.subject, t.submitter, t.starting_deadline, t.enabled)
               IS DISTINCT FROM
-              (excluded.task, excluded.timer, excluded.zone, excluded.args, excluded.grp, excluded.queue, excluded.priority,
-               excluded.subject, excluded.submitter, excluded.starting_deadline,
+              (excluded.task, excluded.timer, excluded.zone, excluded.args, excluded.priority, excluded.subject,
+               excluded.submitter, excluded.starting_deadline,
                coalesce(store_periodic_task.enabled, t.enabled));
     IF FOUND THEN
         PERFORM joex_private.note_act('put_periodic_task', id, queue, grp, jsonb_build_object(
             'task', task, 'timer', timer, 'zone', zone, 'enabled', enabled, 'owner', owner));
         RETURN 'set';
     END IF;
-    SELECT t.owner INTO v_owner FROM joex_private.periodic_task t
-    WHERE t.id = id AND joex_private.may('{operate}', t.queue, t.grp);
-    RETURN CASE WHEN v_owner = owner THEN 'same' ELSE 'not_yours' END;
+    RETURN CASE WHEN EXISTS (SELECT FROM joex_private.periodic_task t
+                             WHERE t.id = id AND t.queue = queue AND t.grp = grp AND t.owner = owner) THEN 'same' ELSE 'not_yours' END;
 END $$;
 
--- Set a periodic task. Returns set, same (nothing has changed), or not_yours (another owner has the task; nothing has changed).
+-- Set the periodic task with this id in this queue and group. Returns set, same (nothing has changed), or not_yours (another owner has the
+-- task; nothing has changed).
 CREATE OR REPLACE FUNCTION joex.put_periodic_task(
-    id text,
+    id text,                                    -- unique in its queue and group
     task text,
     timer text,                                 -- a calendar event
     zone text DEFAULT 'UTC',                    -- the time zone of the timer
@@ -100,7 +96,6 @@ CREATE OR REPLACE FUNCTION joex.put_periodic_task(
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM joex_private.must_not_be_joex(owner);
-    PERFORM joex_private.must_be_own_id('{operate}', queue, grp, p_name => id);
     IF starts_with(id, 'joex.') THEN     -- (else a client could take the id of such a task before an executor has set it)
         RETURN 'not_yours';
     END IF;
@@ -108,22 +103,51 @@ BEGIN
                                             enabled, owner);
 END $$;
 
+-- Lock the periodic task with this id in this queue and this group (null: in any) that the role of this session may operate; null: there is
+-- none for it. An error, if there are several. (Python code has the same rule: store/periodic.py.)
+CREATE OR REPLACE FUNCTION joex_private.named_periodic_task(p_id text, p_queue text, p_grp text) RETURNS joex_private.periodic_task
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_one joex_private.periodic_task;
+    v_found joex_private.periodic_task;
+BEGIN
+    FOR v_one IN
+        SELECT * FROM joex_private.periodic_task t
+        WHERE t.id = p_id AND (p_queue IS NULL OR t.queue = p_queue) AND (p_grp IS NULL OR t.grp = p_grp)
+              -- (Joex's own tasks concern all groups.)
+              AND joex_private.may('{operate}', CASE WHEN t.owner <> 'joex' THEN t.queue END, CASE WHEN t.owner <> 'joex' THEN t.grp END)
+        ORDER BY t.queue, t.grp LIMIT 2 FOR UPDATE
+    LOOP
+        IF v_found.id IS NOT NULL THEN
+            RAISE EXCEPTION 'id: several periodic tasks have the id %: name the queue and the group too, such as queue % and group %',
+                to_json(p_id), to_json(v_found.queue), to_json(v_found.grp) USING ERRCODE = '22023';
+        END IF;
+        v_found := v_one;
+    END LOOP;
+    RETURN v_found;
+END $$;
+
 -- Remove a periodic task; its jobs stay. Returns removed, not_found or not_yours (another owner has it; or Joex itself, whose tasks stay).
 CREATE OR REPLACE FUNCTION joex.remove_periodic_task(
     id text,
     owner text DEFAULT 'user',
-    any_owner boolean DEFAULT false     -- true: remove the task of any owner but Joex itself
+    any_owner boolean DEFAULT false,    -- true: remove the task of any owner but Joex itself
+    queue text DEFAULT NULL,            -- null: in any queue; an error, if several tasks have the id
+    grp text DEFAULT NULL               -- null: in any group; the same
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
-#variable_conflict use_variable
+DECLARE
+    v_task joex_private.periodic_task;
 BEGIN
     PERFORM joex_private.must_not_be_joex(owner);
-    PERFORM joex_private.note_act('remove_periodic_task', id, t.queue, t.grp) FROM joex_private.periodic_task t
-    WHERE t.id = id AND (any_owner OR t.owner = owner) AND t.owner <> 'joex' AND joex_private.may('{operate}', t.queue, t.grp);
-    DELETE FROM joex_private.periodic_task t
-    WHERE t.id = id AND (any_owner OR t.owner = owner) AND t.owner <> 'joex' AND joex_private.may('{operate}', t.queue, t.grp);
-    RETURN CASE WHEN FOUND THEN 'removed'
-                WHEN EXISTS (SELECT FROM joex_private.periodic_task t
-                             WHERE t.id = id AND joex_private.may('{operate}', t.queue, t.grp)) THEN 'not_yours' ELSE 'not_found' END;
+    v_task := joex_private.named_periodic_task(id, queue, grp);
+    IF v_task.id IS NULL THEN
+        RETURN 'not_found';
+    ELSIF v_task.owner = 'joex' OR NOT any_owner AND v_task.owner <> owner THEN
+        RETURN 'not_yours';
+    END IF;
+    DELETE FROM joex_private.periodic_task t WHERE (t.id, t.queue, t.grp) = (v_task.id, v_task.queue, v_task.grp);
+    PERFORM joex_private.note_act('remove_periodic_task', v_task.id, v_task.queue, v_task.grp);
+    RETURN 'removed';
 END $$;
 
 -- Enable or disable a periodic task. Returns set, same, not_found or not_yours.
@@ -131,44 +155,48 @@ CREATE OR REPLACE FUNCTION joex.enable_periodic_task(
     id text,
     enabled boolean DEFAULT true,
     owner text DEFAULT 'user',
-    any_owner boolean DEFAULT false     -- true: change the task of any owner, even of Joex itself
+    any_owner boolean DEFAULT false,    -- true: change the task of any owner, even of Joex itself
+    queue text DEFAULT NULL,            -- null: in any queue; an error, if several tasks have the id
+    grp text DEFAULT NULL               -- null: in any group; the same
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
-    v_task record;
+    v_task joex_private.periodic_task;
 BEGIN
     PERFORM joex_private.must_not_be_joex(owner);
-    -- (Joex's own tasks concern all groups.)
-    SELECT t.owner, t.enabled INTO v_task FROM joex_private.periodic_task t
-    WHERE t.id = id AND joex_private.may('{operate}', nullif(t.queue, CASE t.owner WHEN 'joex' THEN t.queue END),
-                                         nullif(t.grp, CASE t.owner WHEN 'joex' THEN t.grp END)) FOR UPDATE;
-    IF NOT FOUND THEN
+    v_task := joex_private.named_periodic_task(id, queue, grp);
+    IF v_task.id IS NULL THEN
         RETURN 'not_found';
     ELSIF NOT any_owner AND v_task.owner <> owner THEN
         RETURN 'not_yours';
     ELSIF v_task.enabled = enabled THEN
         RETURN 'same';
     END IF;
-    UPDATE joex_private.periodic_task t SET enabled = enabled WHERE t.id = id;
-    PERFORM joex_private.note_act('enable_periodic_task', id, t.queue, t.grp, jsonb_build_object('enabled', enabled))
-    FROM joex_private.periodic_task t WHERE t.id = id;
+    UPDATE joex_private.periodic_task t SET enabled = enabled
+    WHERE (t.id, t.queue, t.grp) = (v_task.id, v_task.queue, v_task.grp);
+    PERFORM joex_private.note_act('enable_periodic_task', id, v_task.queue, v_task.grp, jsonb_build_object('enabled', enabled));
     RETURN 'set';
 END $$;
 
 -- Remove the periodic tasks of an owner, except these. Returns the ids of the removed tasks.
-CREATE OR REPLACE FUNCTION joex_private.keep_periodic_tasks(p_owner text, p_ids text[]) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION joex_private.keep_periodic_tasks(p_owner text, p_ids text[], p_queues text[], p_grps text[]) RETURNS SETOF text
 LANGUAGE sql VOLATILE AS $$
-    DELETE FROM joex_private.periodic_task t WHERE t.owner = p_owner AND t.id <> ALL (p_ids) RETURNING t.id $$;
+    DELETE FROM joex_private.periodic_task t
+    WHERE t.owner = p_owner AND (t.id, t.queue, t.grp) NOT IN (SELECT * FROM unnest(p_ids, p_queues, p_grps)) RETURNING t.id $$;
+
+-- The tracker of the jobs of a periodic task. Trackers are unique in a group, so it holds the queue too; quoted: the queue a of the id b c
+-- is not the queue a b of the id c.
+CREATE OR REPLACE FUNCTION joex_private.periodic_tracker(p_queue text, p_id text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT 'periodic ' || quote_literal(p_queue) || ' ' || p_id $$;
 
 -- Submit the job of a periodic task; null while an earlier one is unfinished. The tracker alone would prevent a second job too, but an
--- insert waits for an open transaction that is finishing the earlier job. (Its last job may be of another group, which the task had
--- then.) Not by joex.submit, which refuses such a tracker, lest a client's job keep a periodic task from running.
+-- insert waits for an open transaction that is finishing the earlier job. Not by joex.submit, which refuses such a tracker, lest a client's job keep a periodic task from running.
 CREATE OR REPLACE FUNCTION joex_private.submit_periodic(p joex_private.periodic_task) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_id uuid;
+    v_tracker CONSTANT text := joex_private.periodic_tracker(p.queue, p.id);
 BEGIN
-    IF EXISTS (SELECT FROM joex_private.job j WHERE j.grp = p.grp AND j.tracker = 'periodic ' || p.id AND j.finished_at IS NULL)
-       OR EXISTS (SELECT FROM joex_private.job j WHERE j.id = p.last_job AND j.finished_at IS NULL) THEN
+    IF EXISTS (SELECT FROM joex_private.job j WHERE j.grp = p.grp AND j.tracker = v_tracker AND j.finished_at IS NULL) THEN
         RETURN NULL;
     ELSIF joex_private.is_large(p.args) THEN
         PERFORM joex_private.check_size('args', p.args);
@@ -178,7 +206,7 @@ BEGIN
     SELECT * FROM joex_private.rows_to_submit(
         clock_timestamp(), ARRAY[joex_private.uuid7()], ARRAY[p.task], ARRAY[p.args], ARRAY[p.grp], ARRAY[p.queue],
         ARRAY[p.priority::text], ARRAY[CASE p.subject WHEN '' THEN p.id ELSE p.subject END], ARRAY[p.submitter],
-        ARRAY[NULL::timestamptz], ARRAY['periodic ' || p.id], ARRAY[NULL::integer], NULL)
+        ARRAY[NULL::timestamptz], ARRAY[v_tracker], ARRAY[NULL::integer], NULL)
     ON CONFLICT (grp, tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING RETURNING id INTO v_id;
     IF v_id IS NOT NULL THEN
         PERFORM joex_private.wake(p.queue, 1);
@@ -189,21 +217,25 @@ END $$;
 
 -- Submit the job of a periodic task now, whatever its timer says. Returns submitted, with the job; overlapping (the previous job has not
 -- finished), not_found, or not_yours (a task of Joex's own, which submits no jobs).
-CREATE OR REPLACE FUNCTION joex.run_periodic_task(id text) RETURNS TABLE (answer text, job uuid) LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex.run_periodic_task(
+    id text,
+    queue text DEFAULT NULL,    -- null: in any queue; an error, if several tasks have the id
+    grp text DEFAULT NULL       -- null: in any group; the same
+) RETURNS TABLE (answer text, job uuid) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
     v_task joex_private.periodic_task;
 BEGIN
-    SELECT * INTO v_task FROM joex_private.periodic_task t
-    WHERE t.id = id AND joex_private.may('{operate}', t.queue, t.grp) FOR UPDATE;
-    IF NOT FOUND THEN
+    v_task := joex_private.named_periodic_task(id, queue, grp);
+    IF v_task.id IS NULL THEN
         answer := 'not_found';
     ELSIF v_task.owner = 'joex' THEN
         answer := 'not_yours';
     ELSE
         job := joex_private.submit_periodic(v_task);
         answer := CASE WHEN job IS NULL THEN 'overlapping' ELSE 'submitted' END;
-        UPDATE joex_private.periodic_task t SET last_job = coalesce(job, t.last_job) WHERE t.id = id;
+        UPDATE joex_private.periodic_task t SET last_job = coalesce(job, t.last_job)
+        WHERE (t.id, t.queue, t.grp) = (v_task.id, v_task.queue, v_task.grp);
         PERFORM joex_private.note_act('run_periodic_task', id, v_task.queue, v_task.grp, jsonb_build_object('job', job)) WHERE job IS NOT NULL;
     END IF;
     RETURN NEXT;
@@ -216,9 +248,9 @@ END $$;
 -- stale (another scheduler was faster, or the task has changed).
 -- While another call is under way this does nothing, and returns nothing: that call may have the same tasks.
 CREATE OR REPLACE FUNCTION joex_private.fire_periodic(
-    p_worker text, ids text[], revisions bigint[], nextruns timestamptz[], fires timestamptz[], nexts timestamptz[],
+    p_worker text, ids text[], queues text[], grps text[], revisions bigint[], nextruns timestamptz[], fires timestamptz[], nexts timestamptz[],
     errors text[]
-) RETURNS TABLE (id text, outcome text, job uuid) LANGUAGE plpgsql VOLATILE
+) RETURNS TABLE (id text, queue text, grp text, outcome text, job uuid) LANGUAGE plpgsql VOLATILE
 -- (A submission that has to wait for a lock, of a trigger perhaps, is trouble: meanwhile no other scheduler could fire.)
 SET lock_timeout = '20ms' SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -229,14 +261,17 @@ BEGIN
     IF NOT joex_private.try_mutex('periodic') THEN
         RETURN;
     END IF;
-    FOR v_given IN SELECT * FROM unnest(ids, revisions, nextruns, fires, nexts, errors)
-                       AS g(id, revision, nextrun, fire, next, error) ORDER BY g.id LOOP
+    FOR v_given IN SELECT * FROM unnest(ids, queues, grps, revisions, nextruns, fires, nexts, errors)
+                       AS g(id, queue, grp, revision, nextrun, fire, next, error) ORDER BY g.id, g.queue, g.grp LOOP
         id := v_given.id;
+        queue := v_given.queue;
+        grp := v_given.grp;
         job := NULL;
         outcome := 'stale';
         -- (SKIP LOCKED: a row that its owner is changing will have another revision.)
         SELECT * INTO v_task FROM joex_private.periodic_task t
-        WHERE t.id = v_given.id AND t.revision = v_given.revision AND t.nextrun = coalesce(v_given.nextrun, '-infinity')
+        WHERE (t.id, t.queue, t.grp) = (v_given.id, v_given.queue, v_given.grp)
+              AND t.revision = v_given.revision AND t.nextrun = coalesce(v_given.nextrun, '-infinity')
               AND t.enabled AND t.error IS NULL FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             -- (A row whose submission fails must not stop the others.)
@@ -271,7 +306,7 @@ BEGIN
                 last_run = greatest(t.last_run, coalesce(v_given.fire, CASE outcome WHEN 'late' THEN v_given.nextrun END)),
                 last_outcome = CASE WHEN outcome IN ('submitted', 'started', 'overlapping', 'late') THEN outcome ELSE t.last_outcome END,
                 last_job = coalesce(job, t.last_job)
-            WHERE t.id = v_given.id;
+            WHERE (t.id, t.queue, t.grp) = (v_given.id, v_given.queue, v_given.grp);
         END IF;
         RETURN NEXT;
     END LOOP;
@@ -302,7 +337,8 @@ SELECT t.id,                             -- text
        t.worker,                         -- text: the executor or operator that decided about it last
        t.marked,                         -- timestamptz: when that was
        t.created_at,                     -- timestamptz
-       t.changed_at                      -- timestamptz: the latest change by its owner
+       t.changed_at,                     -- timestamptz: the latest change by its owner
+       json_build_array(t.id, t.queue, t.grp)::text AS key    -- text: what is unique: the id, the queue and the group
 FROM joex_private.periodic_task t LEFT JOIN joex_private.job j ON j.id = t.last_job
 WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
     SELECT FROM bounds b

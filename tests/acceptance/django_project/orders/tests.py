@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
@@ -303,12 +304,16 @@ class Admin(TestCase):
 
     def test_views_are_shown_to_those_who_may_view_them(self):
         job = client().submit("mail.send", {"to": "<b>ann</b>"}, group="acme")
-        client().periodic.put("nightly", "mail.send", "03:00")
+        for group in ("acme", "shop"):
+            client().periodic.put("nightly", "mail.send", "03:00", group=group)
         models = (Job, PeriodicTask, Executor, Queue)
         self.log_in(*(f"view_{model._meta.model_name}" for model in models))
         for model in models:
             page = self.client.get(reverse(f"admin:joex_{model._meta.model_name}_changelist"))
             self.assertEqual(page.status_code, 200, model)
+        for task in PeriodicTask.objects.filter(task_id="nightly"):
+            page = self.client.get(reverse("admin:joex_periodictask_change", args=[quote(task.pk)]))
+            self.assertContains(page, task.group)
         page = self.client.get(reverse("admin:joex_job_change", args=[job]))
         self.assertContains(page, "&lt;b&gt;ann")
         self.assertContains(page, "no executor serves")
