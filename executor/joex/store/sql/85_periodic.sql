@@ -180,7 +180,7 @@ END $$;
 
 -- Remove the periodic tasks of an owner, except these. Returns the ids of the removed tasks.
 CREATE OR REPLACE FUNCTION joex_private.keep_periodic_tasks(p_owner text, p_ids text[], p_queues text[], p_grps text[]) RETURNS SETOF text
-LANGUAGE sql VOLATILE AS $$
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM joex_private.periodic_task t
     WHERE t.owner = p_owner AND (t.id, t.queue, t.grp) NOT IN (SELECT * FROM unnest(p_ids, p_queues, p_grps)) RETURNING t.id $$;
 
