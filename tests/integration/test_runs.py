@@ -127,6 +127,24 @@ async def test_a_group_at_its_limit_whose_job_ends_on_one_who_takes_no_more_wake
     assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [sleeper]}
 
 
+async def test_room_in_a_group_with_a_limit_wakes_the_successor_of_an_executor_that_drains(bench, another_connection):
+    """The one that drains looks for no work when its run has ended, though another one takes jobs under its app-id."""
+    await bench.connection.execute("SELECT joex.set_group('default', max_running => 1)")
+    predecessor = await bench.executor("me")
+    await bench.submit()
+    run = await bench.take_one(predecessor)
+    await bench.connection.execute("UPDATE joex_private.executor SET draining = true WHERE id = $1", predecessor)
+    successor = await bench.executor("me", beside=[predecessor])
+    await bench.submit()
+    assert await bench.take(successor) == [], "the group is at its limit"
+    await executors.fall_asleep(bench.connection, successor)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *told: heard.set_result(json.loads(told[-1])["executors"]))
+    assert await bench.finish(run) == []
+    assert await asyncio.wait_for(heard, 10) == [successor]
+
+
 async def test_many_runs_end_together_each_in_its_own_way(bench, me):
     ids = [await bench.submit() for _ in range(5)]
     taken = await bench.take(me, 5)

@@ -236,13 +236,14 @@ BEGIN
             PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
-    -- A group with a limit may have room again. An executor that still takes jobs polls by itself when its run has ended.
+    -- A group with a limit may have room again. An executor that still takes jobs polls by itself when its run has ended. (The row of
+    -- the job names an app-id, and one that takes jobs may live beside those that drain.)
     IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.max_running IS NOT NULL) THEN
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
                        FROM joex_private.job j JOIN joex_private.group_setting g USING (queue, ring)
                        WHERE j.id = ANY (ids) AND j.finished_at IS NOT NULL AND g.max_running IS NOT NULL
-                             AND NOT EXISTS (SELECT FROM joex_private.executor e
-                                             WHERE e.app_id = j.app_id AND e.left_at IS NULL AND NOT e.draining)
+                             AND coalesce((SELECT bool_or(e.draining) FROM joex_private.executor e
+                                           WHERE e.app_id = j.app_id AND e.left_at IS NULL), true)
                        GROUP BY j.queue LOOP
             IF joex_private.has_runnable(v_queue.name) THEN
                 PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
