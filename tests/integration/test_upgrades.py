@@ -261,6 +261,22 @@ async def test_executors_that_a_migration_locks_out_by_order_finish_their_jobs_a
     assert await refused(database_url, TOO_NEW) == "SchemaTooNew"
 
 
+async def test_a_migration_by_order_drains_no_successor_that_knows_enough_of_the_schema(
+    bench, connection, upgrade, monkeypatch
+):
+    """It takes jobs beside its predecessor, which has the same app-id, is too old, and drains already."""
+    predecessor = await bench.executor("p/a-0")
+    await connection.execute("SELECT joex_private.drain('p/a-0')")
+    with monkeypatch.context() as patch:
+        patch.setattr("joex.store.executors.known_version", lambda: NEXT)
+        successor = await bench.executor("p/a-0", beside=[predecessor])
+    with pytest.raises(SchemaError, match=r"would lock out living executors.*: p/a-0; nothing was done"):
+        await upgrade(TAKES_AWAY)
+    await upgrade(TAKES_AWAY, lock_out=True)
+    found = {row["id"]: row["draining"] for row in await connection.fetch("SELECT * FROM joex_private.executor")}
+    assert found == {predecessor: True, successor: False}
+
+
 async def test_the_command_locks_out_executors_only_with_a_flag_that_says_so(
     bench, connection, database_url, monkeypatch, capsys
 ):

@@ -94,7 +94,7 @@ _HOLD_REGISTRATIONS = statement("LOCK TABLE joex_private.executor IN SHARE ROW E
 # (An executor lives that has renewed its lease within five: this reads a clock, and ends nothing. It does not rely on
 # the rescue of dead executors: the operator, or executor, that would do it may be waiting for this very migration.)
 _TOO_OLD = statement("""
-    SELECT e.app_id FROM joex_private.executor e JOIN joex_private.lease l ON l.executor_id = e.id
+    SELECT e.app_id, e.draining FROM joex_private.executor e JOIN joex_private.lease l ON l.executor_id = e.id
     WHERE e.left_at IS NULL AND e.schema_version < $1::integer AND l.heartbeat_at > clock_timestamp() - e.lease * 5
     ORDER BY e.app_id
 """)
@@ -297,7 +297,8 @@ async def _spare_or_drain(connection: Connection, last: Migration, *, lock_out: 
     if last.min_reader > await connection.fetchval(_MIN_READER):
         # An executor that registers now is seen here, or waits, and then sees what the schema needs (see register).
         await connection.execute(_HOLD_REGISTRATIONS)
-    app_ids = [row["app_id"] for row in await connection.fetch(_TOO_OLD, last.min_reader)]
+    too_old = await connection.fetch(_TOO_OLD, last.min_reader)
+    app_ids = list(dict.fromkeys(row["app_id"] for row in too_old))
     if app_ids and not lock_out:
         more = f" and {len(app_ids) - _MOST_NAMED} more" if len(app_ids) > _MOST_NAMED else ""
         raise SchemaError(
@@ -307,7 +308,8 @@ async def _spare_or_drain(connection: Connection, last: Migration, *, lock_out: 
             f"'joex migrate {LOCK_OUT}'",
             reason="MigrationLocksOut",
         )
-    for app_id in app_ids:
+    # (Beside one that drains already, a newer one may take jobs under its app-id.)
+    for app_id in [row["app_id"] for row in too_old if not row["draining"]]:
         await connection.execute(_DRAIN, app_id)
 
 
