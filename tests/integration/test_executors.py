@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from uuid import uuid4
 
 import pytest
@@ -124,6 +125,31 @@ async def test_of_several_that_drain_those_are_replaced_that_are_gone(bench):
     assert (await bench.register("app", pod_uid="pod", beside=[drains])).id is not None
     found = {one.id: one.state for one in await executors.list_executors(bench.connection, ended=True)}
     assert (found[gone], found[drains]) == ("replaced", "draining")
+
+
+async def test_a_newcomer_that_ends_several_dead_ones_and_a_drain_of_them_do_not_deadlock(
+    bench, another_connection, waiting_for_a_lock
+):
+    """Both lock these rows, in the order of their ids."""
+    for number in count():
+        first = await bench.executor(f"app{number}")
+        await executors.drain(bench.connection, f"app{number}")
+        second = await bench.executor(f"app{number}", beside=[first])
+        if first < second:
+            break
+    for one in (first, second):
+        await bench.silence(one, leases=5.1)
+    drain = "UPDATE joex_private.executor SET draining = true WHERE id = $1"
+    other, observer = await another_connection(), await another_connection()
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute(drain, first)
+    async with waiting_for_a_lock(observer, bench.register(f"app{number}")) as registered:
+        await other.execute(drain, second)
+        await transaction.commit()
+    assert registered.result().id is not None
+    found = {one.id: one.state for one in await executors.list_executors(bench.connection, ended=True)}
+    assert (found[first], found[second]) == ("replaced", "replaced")
 
 
 async def test_executors_without_a_pod_are_not_taken_for_restarts_in_the_same_pod(bench):

@@ -218,8 +218,9 @@ BEGIN
         RETURN;
     END IF;
     PERFORM joex_private.serve_queue(q.name) FROM unnest(p_queues) q(name);
-    -- (Whether one drains never changes back, so one that must not take beside the new one is found here, or has not registered yet.)
-    FOR v_id IN SELECT e.id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL ORDER BY e.draining, e.id LOOP
+    -- (Whether one drains never changes back, so one that must not take beside the new one is found here, or has not registered yet. In the
+    -- order of their ids, in which drain and retire lock them.)
+    FOR v_id IN SELECT e.id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL ORDER BY e.id LOOP
         SELECT * INTO other FROM joex_private.executor e WHERE e.id = v_id AND e.left_at IS NULL;
         v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
         SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex_private.silent(p_ages, p_marks) s WHERE s.id = other.id;
