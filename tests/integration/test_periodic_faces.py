@@ -237,7 +237,7 @@ async def test_they_are_listed_in_the_order_of_their_ids_page_by_page(client, co
     assert [task.id for task in await client.periodic.list("user", after='["b", "default", "default"]', most=2)] == [
         "c"
     ]
-    for wrong in ("b", "[]", '["b", "default"]', '["b", "default", 1]', "{}"):
+    for wrong in ("b", "[]", '["b", "default"]', '["b", "default", 1]', "{}", r'["a\u0000", "b", "c"]'):
         with pytest.raises(InvalidJob, match=r"^after: expected the key of a periodic task; got "):
             await client.periodic.list(after=wrong)
 
