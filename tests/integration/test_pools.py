@@ -13,6 +13,7 @@ from joex.store.horizon import horizon as take_horizon
 from joex.store.horizon import oldest_transaction
 from joex.store.pools import CHANNEL
 from joex_operator.decide.run_times import RunTimes
+from joex_operator.decide.scaling import Demand, Work, slots_for
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -111,7 +112,7 @@ async def work(bench, *queues: str, wait: float = 30.0) -> tuple[float, float]:
     run_times = RunTimes()
     for one in await pools.latest_runs(bench.connection, None):
         run_times.add(one.task, one.group, one.runs, one.seconds)
-    measured = await pools.demand(bench.connection, queues or ("default",), 100_000, run_times.shares(wait))
+    measured = await pools.demand(bench.connection, queues or ("default",), 100_000, run_times.shares(wait), wait=wait)
     assert measured.work is not None
     return measured.work
 
@@ -179,6 +180,20 @@ class TestWork:
         await bench.submit(task="never ran")
         await bench.take(executor, 2)
         assert (await work(bench))[1] == pytest.approx(0.55)
+
+    async def test_what_has_run_for_longer_than_the_target_holds_its_slots_whatever_its_task_took_before(
+        self, bench
+    ) -> None:
+        """Two runs of a task that used to be quick hold all slots of a pool for hours, and so many jobs wait."""
+        await ran(bench, "short", 0.003)
+        executor = await bench.executor()
+        for _ in range(1000):
+            await bench.submit(task="short")
+        await bench.take(executor, 2)
+        assert slots_for(Demand(1000, work=Work(*await work(bench))), 2) == 2
+        taken = "UPDATE joex_private.job SET scheduled_at = now() - interval '2 hours' WHERE executor_id IS NOT NULL"
+        await bench.connection.execute(taken)
+        assert slots_for(Demand(1000, work=Work(*await work(bench))), 2) == 3
 
 
 class TestSpareExecutors:

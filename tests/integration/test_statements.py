@@ -61,7 +61,7 @@ CALLS = {
     "delete_removed": f"joex_private.delete_removed(ARRAY[{NO_JOB}])",
     "delete_finished": "joex.delete_finished(ARRAY['success'], now())",
     "demand": "joex_private.demand(ARRAY['default'], 100)",
-    "work": "* FROM joex_private.work(ARRAY['default'], 100, 1000, '{}')",
+    "work": "* FROM joex_private.work(ARRAY['default'], 100, 1000, '{}', 30)",
     "latest_runs": "* FROM joex_private.latest_runs(NULL)",
     "demand_by_group": "joex_private.demand_by_group('default', 100)",
     "drain": "joex_private.drain('nobody')",

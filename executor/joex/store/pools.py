@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ CHANNEL = "joex_operator"
 _PROMOTE = statement("SELECT joex_private.promote_due($1::text[])")
 _DEMAND = statement("SELECT runnable, next_due FROM joex_private.demand($1::text[], $2::integer)")
 _WORK = statement(
-    "SELECT runnable, running FROM joex_private.work($1::text[], $2::bigint, $3::integer, $4::text::jsonb)"
+    "SELECT runnable, running FROM joex_private.work($1::text[], $2::bigint, $3::integer, $4::text::jsonb, $5::float8)"
 )
 _LATEST_RUNS = statement("SELECT task, grp, runs, seconds, last_at FROM joex_private.latest_runs($1::timestamptz)")
 _REPLICAS = statement(
@@ -138,24 +139,32 @@ class PoolStep:
 
 
 async def demand_and_replicas(
-    connection: Connection, queues: Sequence[str], most: int, prefix: str, shares: Shares | None = None
+    connection: Connection,
+    queues: Sequence[str],
+    most: int,
+    prefix: str,
+    shares: Shares | None = None,
+    *,
+    wait: float = math.inf,
 ) -> tuple[Waiting, list[Known]]:
     """`demand` and `replicas` as of one moment: a job that is taken just then is runnable or held, never both."""
     with translated():
         await connection.execute(_PROMOTE, queues)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            waiting = await demand(connection, queues, most, shares)
+            waiting = await demand(connection, queues, most, shares, wait=wait)
             return waiting, await replicas(connection, prefix)
 
 
-async def demand(connection: Connection, queues: Sequence[str], most: int, shares: Shares | None = None) -> Waiting:
-    """Jobs that could be taken now, counted up to ``most``. ``shares``: by which to measure their work."""
+async def demand(
+    connection: Connection, queues: Sequence[str], most: int, shares: Shares | None = None, *, wait: float = math.inf
+) -> Waiting:
+    """Jobs that could be taken now, counted up to ``most``. ``shares``: by which to measure their work, in ``wait``."""
     with translated():
         row: Any = await connection.fetchrow(_DEMAND, queues, most)
         runnable, next_due = row["runnable"], row["next_due"]
         if shares is None:
             return Waiting(runnable, next_due)
-        work: Any = await connection.fetchrow(_WORK, queues, runnable, most, json.dumps(shares))
+        work: Any = await connection.fetchrow(_WORK, queues, runnable, most, json.dumps(shares), wait)
         return Waiting(runnable, next_due, (work["runnable"], 1.0 if work["running"] is None else work["running"]))
 
 

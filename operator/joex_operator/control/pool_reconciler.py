@@ -7,6 +7,7 @@ interrupted after any step: the next one, by this operator or by another, does t
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -164,13 +165,14 @@ class PoolReconciler:
             while await executors.rescue(connection, database.marks, spec.most_losses):
                 pass
             prefix = app_id(home, replica_name(pool.name, 0))[:-1]
-            shares = await self._shares(pool, database, connection)
+            shares, wait = await self._shares(pool, database, connection)
             waiting, known = await pools.demand_and_replicas(
                 connection,
                 spec.queues,
                 scaling.most_counted(spec),
                 prefix,
                 shares,
+                wait=wait,
             )
             pods = [uid for replica in self._fleet.replicas(pool) if replica.crashing for uid in replica.pods]
             worked = await pools.registered_in(connection, pods) if pods else set()
@@ -181,15 +183,18 @@ class PoolReconciler:
         demand = Demand(waiting.runnable, waiting.next_due, None if waiting.work is None else Work(*waiting.work))
         return by_index, demand, worked
 
-    async def _shares(self, pool: Pool, database: Database, connection: Connection) -> pools.Shares | None:
-        """Which part of the target's time a job fills a slot; None: the pool has no target."""
+    async def _shares(
+        self, pool: Pool, database: Database, connection: Connection
+    ) -> tuple[pools.Shares | None, float]:
+        """Which part of the target's time a job fills a slot, and its seconds; None: the pool has no target."""
         target = pool.spec.scaling.target
         if target is None or not _by_demand(pool):
-            return None
+            return None, math.inf
         for one in await pools.latest_runs(connection, database.measured_until):
             database.run_times.add(one.task, one.group, one.runs, one.seconds)
             database.measured_until = max(one.last_at, database.measured_until or one.last_at)
-        return database.run_times.shares(target.wait.total_seconds())
+        wait = target.wait.total_seconds()
+        return database.run_times.shares(wait), wait
 
     def _watch(self, pool: Pool) -> GrowthWatch:
         return self._watches.setdefault((pool.namespace, pool.name), GrowthWatch(_WATCH_POLLS * self._poll))

@@ -149,7 +149,7 @@ class Simulation:
         self._pending += 1
         self._totals.taken.add(now, group, now - self._since.pop(job))
         executor.pool.take(executor, job, now)
-        self._backlog.starts(self._queue_of[group], job)
+        self._backlog.starts(self._queue_of[group], job, now)
         seconds = self._jobs.seconds[job]
         is_late = seconds > limit
         self._clock.plan(now + min(seconds, limit) + self._timing.overhead, self._end, executor, job, is_late)

@@ -95,7 +95,7 @@ class SimulatedPool:
     def reconcile(self, now: datetime, at: float) -> Change:
         """Plan the size and carry the plan out. ``at``: the same time, in seconds after the beginning."""
         takers = len(self._executors)
-        demand = self._demand()
+        demand = self._demand(at)
         sizing = size(self._pool, Load(demand, takers, self._held), self._history, now.timestamp())
         if sizing.target != takers or self._has_spare:
             return self._decide(demand, now, at)
@@ -155,12 +155,12 @@ class SimulatedPool:
             first_delay=self.spec.retry_delay if job.retry_delay is None else timedelta(seconds=job.retry_delay),
         )
 
-    def _demand(self) -> Demand:
+    def _demand(self, at: float) -> Demand:
         runnable, target = sum(queue.runnable for queue in self.queues), self.spec.scaling.target
         if self._jobs_per_executor is not None:  # KEDA's formula knows no slots: what runs counts as what waits
             executors = -(-(runnable + self._held) // self._jobs_per_executor)
             return Demand(executors * self.spec.pool_size - self._held)
-        work = None if target is None else self._backlog.work(self.queues, target.wait.total_seconds())
+        work = None if target is None else self._backlog.work(self.queues, target.wait.total_seconds(), at)
         return Demand(min(runnable, most_counted(self.spec)), work=work)
 
     def _sized(self, sizing: Sizing) -> None:

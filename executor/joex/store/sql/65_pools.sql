@@ -157,12 +157,12 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_
            WHERE j.finished_at > coalesce(p_after, '-infinity') AND j.key IS NOT NULL ORDER BY j.finished_at DESC LIMIT 1000)) r
     WHERE r.scheduled_at IS NOT NULL GROUP BY r.task, r.grp $$;
 
--- How many slots p_runnable jobs of these queues (see demand) would fill for some time, and which part of that time, 0 to 1, a job that
+-- How many slots p_runnable jobs of these queues (see demand) would fill for p_wait seconds, and which part of that time, 0 to 1, a job that
 -- runs fills its slot on average (null: none runs). A job counts with its part of the time in p_shares, by task and by group or '', and as
--- a slot if it has none there.
+-- a slot if it has none there, or has held one for that time already: whatever such runs took before, this one leaves its slot to no other.
 -- (This looks at no more than 300 groups, which are any, because the ring has the order of hashes; reads the next 9,000 of their jobs; and
 -- counts no more than p_most. All others count like these.)
-CREATE OR REPLACE FUNCTION joex_private.work(p_queues text[], p_runnable bigint, p_most integer, p_shares jsonb)
+CREATE OR REPLACE FUNCTION joex_private.work(p_queues text[], p_runnable bigint, p_most integer, p_shares jsonb, p_wait float8)
 RETURNS TABLE (runnable float8, running float8)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -212,8 +212,10 @@ BEGIN
         runnable := runnable + v_slots;
     END LOOP;
     runnable := CASE WHEN v_all = 0 THEN p_runnable ELSE runnable * p_runnable / v_all END;
-    running := (SELECT avg(coalesce(p_shares #>> ARRAY[x.task, x.grp], p_shares #>> ARRAY[x.task, ''], '1')::float8)
-                FROM (SELECT j.task, j.grp FROM joex_private.held j WHERE j.queue = ANY (p_queues) LIMIT 1000) x);
+    running := (SELECT avg(CASE WHEN extract(epoch FROM clock_timestamp() - x.scheduled_at) >= p_wait THEN 1
+                                ELSE coalesce(p_shares #>> ARRAY[x.task, x.grp], p_shares #>> ARRAY[x.task, ''], '1')::float8 END)
+                FROM (SELECT h.task, h.grp, (SELECT j.scheduled_at FROM joex_private.job j WHERE j.id = h.id)
+                      FROM joex_private.held h WHERE h.queue = ANY (p_queues) LIMIT 1000) x);
     RETURN NEXT;
 END $$;
 
