@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -61,6 +62,36 @@ class TestDemand:
         assert sorted(job.group for job in taken) == ["a", "a", "b"]
         assert await demand(bench) == 0
         assert await demand(bench, most=1) == 0
+
+    @pytest.mark.parametrize("seed", range(5))
+    async def test_it_counts_between_the_paused_and_the_limited_groups_too(self, bench, seed: int) -> None:
+        dice = random.Random(seed)
+        expected = 0
+        for nr in range(40):
+            jobs, settings = (
+                dice.randrange(4),
+                dice.choice(["", "", "weight => 2", "paused => true", "max_running => 2"]),
+            )
+            for _ in range(jobs):
+                await bench.submit(f"g{nr}")
+            if settings:
+                await bench.connection.execute(f"SELECT joex.set_group('g{nr}', {settings})")
+            expected += 0 if "paused" in settings else min(jobs, 2) if "max" in settings else jobs
+        assert await demand(bench) == expected
+        assert await demand(bench, most=7) == min(expected, 7)
+
+    async def test_one_limited_group_costs_no_step_for_each_other_group(self, bench) -> None:
+        insert = (
+            "INSERT INTO joex_private.job (queue, grp, task, lane) "
+            "SELECT 'default', 'g' || n, 'a', 2 FROM generate_series(1, 500) n"
+        )
+        await bench.connection.execute(insert)
+        await bench.connection.execute("SELECT joex.set_group('g7', max_running => 1)")
+        scans = "SELECT pg_stat_get_xact_numscans('joex_private.job_runnable'::regclass)"
+        async with bench.connection.transaction():
+            before = await bench.connection.fetchval(scans)
+            found = await bench.connection.fetchval("SELECT joex_private.demand_by_group('default', 1000)")
+            assert (found, await bench.connection.fetchval(scans) - before < 20) == (500, True)
 
     async def test_what_is_due_counts_though_nobody_takes(self, bench) -> None:
         for _ in range(1200):

@@ -114,32 +114,44 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- The same for one queue in which groups are paused or limited: from group to group along the ring.
+-- The same for one queue in which groups are paused or limited: from one of these groups to the next along the ring, and all that wait
+-- between them at once. (A step for each group took 1.6 s for 50,000 of them.)
 CREATE OR REPLACE FUNCTION joex_private.demand_by_group(p_queue text, p_most bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ring bigint := -9223372036854775808;
+    v_first bigint;
     v_paused boolean;
     v_limit integer;
     v_jobs bigint;
     v_all bigint := 0;
 BEGIN
     WHILE v_all < p_most LOOP
-        SELECT j.ring INTO v_ring FROM joex_private.job j
+        SELECT j.ring INTO v_first FROM joex_private.job j
         WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_ring ORDER BY j.ring LIMIT 1;
         EXIT WHEN NOT FOUND;
+        v_ring := (SELECT g.ring FROM joex_private.group_setting g
+                   WHERE g.queue = p_queue AND g.ring >= v_first AND (g.paused OR g.max_running IS NOT NULL) ORDER BY g.ring LIMIT 1);
+        IF v_ring IS NULL THEN
+            RETURN v_all + (SELECT count(*) FROM (
+                SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring >= v_first AND j.lane IS NOT NULL
+                ORDER BY j.ring LIMIT p_most - v_all) x);
+        END IF;
+        IF v_ring > v_first THEN
+            v_all := v_all + (SELECT count(*) FROM (
+                SELECT FROM joex_private.job j
+                WHERE j.queue = p_queue AND j.ring >= v_first AND j.ring < v_ring AND j.lane IS NOT NULL
+                ORDER BY j.ring LIMIT p_most - v_all) x);
+        END IF;
         SELECT bool_or(g.paused), min(g.max_running) INTO v_paused, v_limit
         FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = v_ring;
         CONTINUE WHEN v_paused;
         SELECT count(*) INTO v_jobs FROM (
             SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = v_ring AND j.lane IS NOT NULL
             LIMIT p_most - v_all) x;
-        IF v_limit IS NOT NULL THEN
-            v_jobs := greatest(least(v_jobs, v_limit - (
-                SELECT count(*) FROM joex_private.job j
-                WHERE j.queue = p_queue AND j.ring = v_ring AND j.executor_id IS NOT NULL)), 0);
-        END IF;
-        v_all := v_all + v_jobs;
+        v_all := v_all + greatest(least(v_jobs, v_limit - (
+            SELECT count(*) FROM joex_private.job j
+            WHERE j.queue = p_queue AND j.ring = v_ring AND j.executor_id IS NOT NULL)), 0);
     END LOOP;
     RETURN v_all;
 END $$;
