@@ -186,6 +186,19 @@ class TestWork:
         assert (told.task, told.group, told.runs, round(told.seconds)) == ("short", "default", 10, 30)
         assert await pools.latest_runs(bench.connection, told.last_at) == []
 
+    async def test_the_hours_between_a_failed_run_and_a_cancellation_are_no_run_time(self, bench) -> None:
+        await ran(bench, "short", 3.0)
+        executor = await bench.executor()
+        for _ in range(5):
+            await bench.submit(task="short")
+        for job in await bench.take(executor, 5):
+            await bench.finish(await bench.start(job) or job, "stuck", delay=3600.0)
+        stuck = "UPDATE joex_private.job SET scheduled_at = scheduled_at - interval '5 hours' WHERE state = 'stuck'"
+        await bench.connection.execute(stuck)
+        await bench.connection.execute("SELECT joex.cancel(id) FROM joex_private.job WHERE state = 'stuck'")
+        [told] = await pools.latest_runs(bench.connection, None)
+        assert (told.runs, round(told.seconds)) == (10, 30)
+
     async def test_paused_groups_do_not_count_and_limited_ones_fill_no_more_slots_than_they_may(self, bench) -> None:
         await ran(bench, "short", 3.0)
         for group in ("paused", "one", "three"):

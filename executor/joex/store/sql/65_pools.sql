@@ -158,16 +158,17 @@ END $$;
 
 -- The runs of the latest jobs that have finished after this time (null: whenever), by task and group: how many, how many seconds they have
 -- held their slots together, and when the last one ended. Of all jobs, and of keyed ones, the last thousand.
+-- (Without cancelled ones: they may have waited for a retry since their last run, and nothing tells for how long they ran.)
 CREATE OR REPLACE FUNCTION joex_private.latest_runs(p_after timestamptz)
 RETURNS TABLE (task text, grp text, runs bigint, seconds float8, last_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
     SELECT r.task, r.grp, count(*), sum(greatest(extract(epoch FROM r.finished_at - r.scheduled_at), 0))::float8, max(r.finished_at)
-    FROM ((SELECT j.task, j.grp, j.scheduled_at, j.finished_at FROM joex_private.job j
+    FROM ((SELECT j.task, j.grp, j.state, j.scheduled_at, j.finished_at FROM joex_private.job j
            WHERE j.finished_at > coalesce(p_after, '-infinity') AND j.key IS NULL ORDER BY j.finished_at DESC LIMIT 1000)
           UNION ALL
-          (SELECT j.task, j.grp, j.scheduled_at, j.finished_at FROM joex_private.job j
+          (SELECT j.task, j.grp, j.state, j.scheduled_at, j.finished_at FROM joex_private.job j
            WHERE j.finished_at > coalesce(p_after, '-infinity') AND j.key IS NOT NULL ORDER BY j.finished_at DESC LIMIT 1000)) r
-    WHERE r.scheduled_at IS NOT NULL GROUP BY r.task, r.grp $$;
+    WHERE r.scheduled_at IS NOT NULL AND r.state <> 'cancelled' GROUP BY r.task, r.grp $$;
 
 -- How many slots p_runnable jobs of these queues (see demand) would fill for p_wait seconds, and which part of that time, 0 to 1, a job that
 -- runs fills its slot on average (null: none runs). A job counts with its part of the time in p_shares, by task and by group or '', and as
