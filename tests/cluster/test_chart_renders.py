@@ -432,6 +432,15 @@ async def test_each_watched_namespace_has_a_network_policy_for_its_executors(hel
     assert await places("watchNamespaces={*}") == ["prod"]
 
 
+async def test_a_namespace_of_digits_is_a_name_and_no_number(helm: Helm) -> None:
+    def numbers(found: object) -> list[object]:
+        inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
+        return [found] if found == 123 else [one for part in inner for one in numbers(part)]
+
+    rendered = await render(helm, "networkPolicy.enabled=true", "console.enabled=true", namespace="123")
+    assert numbers(list(rendered.values())) == []
+
+
 async def test_rules_and_dashboard_come_whole_out_of_their_files(helm: Helm) -> None:
     rendered = await render(helm, "metrics.prometheusRule.enabled=true", "metrics.grafanaDashboard.enabled=true")
     rules = yaml.safe_load((CHART / "files" / "prometheus" / "rules.yaml").read_text())

@@ -151,7 +151,7 @@ apiVersion: joex.dev/v1alpha1
 kind: JoexPool
 metadata:
   name: {{ .Values.pool.name }}
-  namespace: {{ .Release.Namespace }}
+  namespace: {{ .Release.Namespace | quote }}
 spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull | toYaml | nindent 2 }}
 {{- end -}}
 
