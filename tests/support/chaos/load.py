@@ -37,10 +37,14 @@ _SAMPLE = """
         SELECT grp, 0, count(*) FROM joex_private.job WHERE lane IS NOT NULL GROUP BY grp
     ) counts GROUP BY grp
 """
+_HEARD_OF = """
+    SELECT e.id FROM joex_private.executor e JOIN joex_private.lease l ON l.executor_id = e.id
+    WHERE l.heartbeat_at > e.started_at + interval '0.1 s'
+"""
 _DEAD = """
     SELECT id, host, boot_id, pid, process_start, NULL::float AS silent, draining
     FROM joex_private.executor
-    WHERE ending IN ('dead', 'replaced') AND id <> ALL ($1)
+    WHERE ending IN ('dead', 'replaced') AND id = ANY ($1)
 """
 _LEFT = "SELECT count(*) FROM joex_private.job WHERE finished_at IS NULL"
 
@@ -62,7 +66,7 @@ class Load:
         self._dice = random.Random(f"backlog {seed}")
         self._recent: deque[UUID] = deque(maxlen=40)
         self._waiting: dict[str, int] = {}
-        self._dead: set[int] = set()
+        self._living: set[int] = set()
         self._waits: list[asyncio.Task[None]] = []
         self._acts: dict[str, Callable[[Step], Awaitable[None]]] = {
             "submit": self._submit,
@@ -113,10 +117,15 @@ class Load:
             await asyncio.sleep(_SAMPLE_EVERY)
 
     async def _find_dead(self, connection: asyncpg.Connection) -> None:
-        """Write down which processes are there although their executors were declared dead."""
-        for row in await connection.fetch(_DEAD, list(self._dead)):
+        """Write down which processes are there although their executors were declared dead.
+
+        Of executors that have sent a heartbeat: a process does not know of a registration whose answer was lost, and
+        registers again.
+        """
+        self._living.update(row["id"] for row in await connection.fetch(_HEARD_OF))
+        for row in await connection.fetch(_DEAD, list(self._living)):
             executor = Other(*row)
-            self._dead.add(executor.id)
+            self._living.discard(executor.id)
             if not is_certainly_gone(executor):  # (in an hour, another process may get its pid)
                 self._world.history.note("dead", pid=executor.pid)
 
