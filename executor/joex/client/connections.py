@@ -40,7 +40,7 @@ class Connections(PatientConnections):
 
     def __init__(self, database: str | asyncpg.Pool[Any], within: float | None, patience: float) -> None:
         super().__init__(patience)
-        self.url = database if isinstance(database, str) else None
+        self.url: str | None = database if isinstance(database, str) else None
         self._within = within
         self._pool: asyncpg.Pool[Any] | None = None if isinstance(database, str) else database
         self._cache: ConnectionCache | None = None
