@@ -109,11 +109,17 @@ async def test_a_deleted_pod_finishes_its_job(story: Story) -> None:
     await story.drop("delete")
 
 
-async def test_an_evicted_pod_finishes_its_job(story: Story) -> None:
-    pod, job_id = await story.busy("evict", seconds=8)
+async def test_an_evicted_pod_finishes_its_job_while_its_successor_takes_others(story: Story) -> None:
+    pod, job_id = await story.busy("evict", seconds=45)
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": JOBS}}
     await story.api.request("POST", f"/api/v1/namespaces/{JOBS}/pods/{pod}/eviction", eviction)
+    with story.timed("the successor is ready"):
+        assert (await story.pod("evict"))["metadata"]["name"] != pod
+    [other] = await story.finished(await story.submit("shop.hold", "evict", "globex", seconds=0.1))
+    assert other["now"] == "success"
     await story.finished_undisturbed(job_id)
+    assert (await story.job(job_id))["finished_at"] > other["finished_at"]
+    await story.until_ready("evict", 1)
     await story.drop("evict")
 
 
