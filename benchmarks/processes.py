@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
+import os
 import statistics
 import sysconfig
+import tempfile
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.computing import pack, parse
+from benchmarks.peers import install
 from benchmarks.report import Figure
 from benchmarks.side_by_side import ratio
 from benchmarks.support import executor, fresh_database, say
+from benchmarks.work import pack, parse
 from joex.client.client import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 _SLOTS = 2
 _ROUNDS = 3
+_LIMIT = 600.0
 _FILES = 20  # of a job, which so takes about half a second
 _SMALLEST, _LARGEST = 8_000, 200_000  # bytes
 
@@ -28,25 +34,26 @@ _SMALLEST, _LARGEST = 8_000, 200_000  # bytes
 async def measure(server_url: str, *, quick: bool) -> list[Figure]:
     """Jobs that do nothing, and jobs that compute on files, in two slots of one executor."""
     jobs, batches = (200, 10) if quick else (5000, 40)
+    install.python()
     say(f"processes: {jobs:,} no-op jobs and twice {batches} with {_FILES} files each, {_ROUNDS} rounds")
     paths = [str(path) for path in _files(batches * _FILES)]
     items = [paths[number::batches] for number in range(batches)]
-    few = items[:_SLOTS]
     nothing: dict[str, list[float]] = {"thread": [], "process": []}
-    parsing: dict[str, list[float]] = {"thread": [], "process": [], "pool": []}
-    packing: dict[str, list[float]] = {"thread": [], "process": [], "pool": []}
+    parsing, packing = ({kind: list[float]() for kind in ("thread", "process", "pool", "celery")} for _ in range(2))
     loads: list[tuple[str, Callable[[list[str]], object], dict[str, list[float]]]] = [
         ("parse", parse, parsing),
         ("pack", pack, packing),
     ]
-    async with fresh_database(server_url) as url, Client(url) as client:
+    async with fresh_database(server_url) as url, Client(url) as client, _celery() as in_celery:
         with (
             executor(url, "processes", "--pool-size", str(_SLOTS), app="benchmarks.computing:app"),
             multiprocessing.get_context("spawn").Pool(_SLOTS) as pool,
         ):
+            few = items[:_SLOTS]
             for kind in nothing:  # load the app, and start the processes
                 await _elapsed(client, f"bench.pack.{kind}", [{"paths": item} for item in few])
             await asyncio.to_thread(pool.map, pack, few, 1)
+            await in_celery("pack", few)
             for _ in range(_ROUNDS):
                 for kind, measured in nothing.items():
                     measured.append(await _elapsed(client, f"bench.noop.{kind}", [{}] * jobs) / jobs)
@@ -57,6 +64,7 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
                     begin = time.perf_counter()
                     await asyncio.to_thread(pool.map, function, items, 1)
                     seconds["pool"].append(time.perf_counter() - begin)
+                    seconds["celery"].append(await in_celery(name, items))
     overhead = [process - thread for process, thread in zip(nothing["process"], nothing["thread"], strict=True)]
     what = f"{batches} jobs of {_FILES} files, {_SLOTS} slots"
     return [
@@ -68,6 +76,32 @@ async def measure(server_url: str, *, quick: bool) -> list[Figure]:
     ]
 
 
+@asynccontextmanager
+async def _celery() -> AsyncIterator[Callable[[str, list[list[str]]], Awaitable[float]]]:
+    """A worker of Celery with two processes; gives a function that runs a batch there, and tells its seconds."""
+    with tempfile.TemporaryDirectory(prefix="joex-bench-") as folder:
+        program = await asyncio.create_subprocess_exec(
+            install.PYTHON,
+            *("-m", "benchmarks.peers.drivers.celery", str(_SLOTS)),
+            env={**os.environ, "JOEX_BENCH_CELERY_FOLDER": folder},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        to_it, from_it = program.stdin, program.stdout
+        assert to_it is not None
+        assert from_it is not None
+
+        async def run(name: str, items: list[list[str]]) -> float:
+            to_it.write(json.dumps([name, items]).encode() + b"\n")
+            return float(await asyncio.wait_for(from_it.readline(), _LIMIT))
+
+        try:
+            yield run
+        finally:
+            to_it.close()
+            await program.wait()
+
+
 def _compared(what: str, seconds: dict[str, list[float]], *, gain_at_least: float | None) -> list[Figure]:
     """Times of threads, processes and multiprocessing, and their ratios, taken within each round."""
     gain = ratio(seconds["thread"], seconds["process"])
@@ -77,10 +111,12 @@ def _compared(what: str, seconds: dict[str, list[float]], *, gain_at_least: floa
         Figure(f"{what}: in threads", statistics.median(seconds["thread"]), "s"),
         Figure(f"{what}: in processes", statistics.median(seconds["process"]), "s"),
         Figure(f"{what}: by multiprocessing.Pool", statistics.median(seconds["pool"]), "s"),
+        Figure(f"{what}: by Celery's prefork", statistics.median(seconds["celery"]), "s"),
         Figure(f"{name} threads", gain, "x")
         if gain_at_least is None
         else Figure(f"{name} threads", gain, "x", f"at least {gain_at_least}", gain >= gain_at_least),
         Figure(f"{name} multiprocessing", share, "x", "at least 0.95", share >= 0.95),
+        Figure(f"{name} Celery's prefork", ratio(seconds["celery"], seconds["process"]), "x"),
     ]
 
 
