@@ -1,4 +1,4 @@
-"""An executor: registers, serves as one registration after the other (see `registration`), drains, leaves.
+"""An executor: registers (see `newcomer`), serves as one registration after the other (see `registration`), leaves.
 
 ::
 
@@ -11,27 +11,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
 from joex.core.job import RunningJob
-from joex.core.lease import Lease, Observation
-from joex.errors import DatabaseUnavailable, JoexError, SchemaError
+from joex.errors import DatabaseUnavailable, SchemaError
 from joex.runtime import bulk
 from joex.runtime.clock import clock
-from joex.runtime.identity import is_certainly_gone, this_process
 from joex.runtime.maintenance import register_periodic_tasks
+from joex.runtime.newcomer import Newcomer
 from joex.runtime.processes import GRACE, Processes, check_processes
 from joex.runtime.registration import Registration, Resources
-from joex.runtime.waits import wait_for
-from joex.store import executors
+from joex.runtime.waits import unless
 from joex.store.database import POLL_EVERY, Logins, borrowed, close_pool, create_pool, is_pooled, must_take_writes
 from joex.store.errors import translate
-from joex.store.executors import NewExecutor, Other, Registered
 from joex.store.migrate import check_schema
 from joex.store.runs import size_limits
 from joex.store.task_connections import TaskConnections
@@ -44,7 +40,6 @@ if TYPE_CHECKING:
     from joex.runtime.watchdog import Watchdog
 
 T = TypeVar("T")
-_REGISTER_RETRY_IN = 0.5
 _REFUSED_FOR = 60.0
 """Seconds of refused logins after which an executor drains: only its next start may find another password."""
 _CHECK_LOGINS_EVERY = 1.0
@@ -169,7 +164,7 @@ class Executor:
         processes = self._open_processes()
         try:
             prepared = self._start(pool, bulk_pool, task_connections, processes)
-            resources = await self._unless_drained(prepared)
+            resources = await unless(self._asked_to_drain, prepared)
             if resources is None:
                 return
             async with asyncio.TaskGroup() as group:
@@ -277,22 +272,19 @@ class Executor:
             drain=self.drain,
         )
 
-    async def _unless_drained(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Prepare the first take; None if the executor was asked to drain first, so that nothing delays the exit."""
-        task, drained = asyncio.ensure_future(work), asyncio.ensure_future(self._asked_to_drain.wait())
-        try:
-            await asyncio.wait({task, drained}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            drained.cancel()
-            is_given_up = task.cancel()
-        if is_given_up:
-            await asyncio.wait({task})
-        return None if is_given_up else task.result()
-
     async def _serve(self, resources: Resources) -> None:
         """Serve as one registration after the other, until it has drained."""
+        newcomer = Newcomer(
+            self.app,
+            self.settings,
+            resources.pool,
+            locks=resources.poll_interval is None,
+            asked_to_drain=self._asked_to_drain,
+            emit=self._emit,
+            on_wait=self._on_wait,
+        )
         while True:
-            registered = await self._register(resources.pool, locks=resources.poll_interval is None)
+            registered = await newcomer.register()
             if registered is None:
                 return
             self.id, since = registered
@@ -302,83 +294,8 @@ class Executor:
                 return
             self._emit(events.LeaseEnded(self.id))
 
-    async def _register(self, pool: asyncpg.Pool[Any], *, locks: bool) -> tuple[int, float] | None:
-        """Register; wait while another executor takes jobs under the app-id. None if it was asked to drain.
-
-        One that drains takes none, and this one starts beside it: that may take as long as a job, and whoever evicted
-        its pod wants a successor at once.
-
-        No executor registers under a retired app-id. This one waits then, too: the operator that retired the app-id is
-        about to stop this process, and if the process exited by itself, it would only be restarted.
-        """
-        me, gone, told = self._newcomer(locks=locks), None, None
-        beside: set[int] = set()
-        observed = Observation(Lease(self.settings.lease).heartbeat_every)
-        trouble = Trouble("registration", self._emit)
-        while not self._asked_to_drain.is_set():
-            sent = clock()
-            try:
-                # (Don't cancel the registration itself: that would leave the row of an executor that does not exist.)
-                if not await self._unless_drained(_reach(pool)):
-                    return None
-                async with borrowed(pool) as connection:
-                    answer = await executors.register(
-                        connection, me, self.settings.most_losses, gone, beside=list(beside), marks=observed.marks
-                    )
-            except (JoexError, OSError) as error:
-                if isinstance(error, SchemaError) and error.reason == "SchemaTooNew":
-                    raise
-                observed.break_off()
-                retry_in = trouble.failed(error)
-            else:
-                trouble.over()
-                if answer.id is not None:
-                    self._emit(events.Registered(self.app_id, answer.id, answer.reclaimed))
-                    return answer.id, sent
-                observed.answered(sent, clock(), answer.beat)
-                if answer.other is not None and answer.other.id != gone and is_certainly_gone(answer.other):
-                    gone = answer.other.id
-                    continue
-                if answer.other is not None and answer.other.draining and answer.other.id not in beside:
-                    beside.add(answer.other.id)
-                    continue
-                self.phase = "waiting"
-                told = self._tell_of_waiting(answer, told)
-                retry_in = _REGISTER_RETRY_IN
-            await wait_for(self._asked_to_drain, retry_in)
-        return None
-
-    def _tell_of_waiting(self, answer: Registered, told: int | None) -> int | None:
-        """Report once why it waits; returns the executor that it waits for (0: its app-id is retired)."""
-        why = answer.other.id if answer.other is not None else 0
-        if why != told:
-            in_use = None if answer.other is None else events.AppIdInUse(self.app_id, _describe(answer.other))
-            self._emit(in_use or events.AppIdRetired(self.app_id))
-        return why
-
-    def _newcomer(self, *, locks: bool) -> NewExecutor:
-        process, settings = this_process(), self.settings
-        return NewExecutor(
-            app_id=self.app_id,
-            pod_uid=settings.pod_uid or None,
-            host=process.host,
-            boot_id=process.boot,
-            pid=process.pid,
-            process_start=process.start,
-            version=version("joex"),
-            queues=settings.queues,
-            tasks=self.app.names,
-            pool_size=settings.pool_size,
-            http_address=settings.http_address or None,
-            lease=settings.lease,
-            locks=locks,
-        )
-
-
-async def _reach(pool: asyncpg.Pool[Any]) -> Literal[True]:
-    """Open a connection of the pool."""
-    async with borrowed(pool):
-        return True
+    def _on_wait(self) -> None:
+        self.phase = "waiting"
 
 
 async def _run(service: Callable[[], Awaitable[None]]) -> None:
@@ -391,8 +308,3 @@ def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-def _describe(other: Other) -> str:
-    heard = "no heartbeat" if other.silent is None else f"last heartbeat {other.silent:.1f} s ago"
-    return f"executor {other.id} (process {other.pid} on {other.host}, {heard})"

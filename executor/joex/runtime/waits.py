@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def first_of(*waits: Awaitable[Any]) -> None:
@@ -23,3 +25,16 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of some work; None if the event came first, which cancels the work: nothing delays an exit."""
+    task, came = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        came.cancel()
+        is_given_up = task.cancel()
+    if is_given_up:
+        await asyncio.wait({task})
+    return None if is_given_up else task.result()
