@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections import Counter
 from typing import Any
 
@@ -104,6 +105,23 @@ async def test_a_small_part_of_the_held_jobs_is_chosen_ahead_and_others_draw_it_
     assert await fleet.left() == 0
     assert len(await fleet.take()) == 1
     assert len(await fleet.entries()) == AHEAD - 1
+
+
+async def test_why_counts_turns_from_where_the_draws_have_come_to(fleet):
+    few = [f"few {n}" for n in range(3 * AHEAD)]
+    await fleet.bench.connection.execute(_HOLD, fleet.taker, few)
+    await fleet.bench.connection.execute(_STOCK, few, 1)
+    await fleet.renew()
+    await fleet.take()
+    await fleet.settle()
+    await fleet.take(2)
+    planned = [job["id"] for job in await fleet.bench.connection.fetch(_JOBS)]  # (without what was taken)
+    turns = [
+        await fleet.bench.connection.fetchval("SELECT detail FROM joex.why($1) WHERE reason = 'turn'", job_id)
+        for job_id in planned
+    ]
+    assert len(planned) == AHEAD - 3
+    assert [0 if turn is None else json.loads(turn)["places"] for turn in turns] == list(range(AHEAD - 3))
 
 
 async def test_a_take_that_wants_more_than_the_plan_has_gets_the_rest_from_the_next_one(fleet):

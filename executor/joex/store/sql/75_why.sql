@@ -155,8 +155,16 @@ DECLARE
 BEGIN
     places := 0;
     at_least := false;
-    SELECT coalesce(pg_sequence_last_value(q.cursor), -9223372036854775808) INTO v_cursor
-    FROM joex_private.queue q WHERE q.name = p_queue;
+    IF NOT pg_is_in_recovery() THEN     -- (A standby has no plans, and may not even look for them: they are not logged.)
+        -- The cursor is behind the last service of a plan: the next one is the first that no take has drawn.
+        SELECT p.cursors[d.drawn + 1] INTO v_cursor
+        FROM joex_private.queue q JOIN joex_private.plan p ON p.queue = q.name
+        CROSS JOIN LATERAL (SELECT greatest(coalesce(pg_sequence_last_value(q.drawn), 0) + 1 - p.first, 0) AS drawn) d
+        WHERE q.name = p_queue AND d.drawn < cardinality(p.tids) ORDER BY p.first DESC LIMIT 1;
+    END IF;
+    IF v_cursor IS NULL THEN
+        SELECT pg_sequence_last_value(q.cursor) INTO v_cursor FROM joex_private.queue q WHERE q.name = p_queue;
+    END IF;
     v_cursor := coalesce(v_cursor, -9223372036854775808);
     SELECT (v_cursor >> 8) - (coalesce(max(g.weight), 1) > (v_cursor & 255))::integer INTO v_before
     FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = v_cursor >> 8;
