@@ -314,6 +314,20 @@ async def test_locked_jobs_whose_turn_it_is_leave_their_turns_to_the_others_of_t
             assert len(await bench.take(executor, free)) == free
 
 
+async def test_a_take_beside_locked_jobs_locks_only_what_it_takes(bench, another_connection):
+    executor, other, third = await bench.executor(), await another_connection(), await another_connection()
+    due = [await bench.submit() for _ in range(3)]
+    await bench.connection.execute("UPDATE joex_private.job SET state = 'stuck', lane = 0 WHERE id = ANY ($1)", due)
+    for priority in ("high", "low"):
+        for _ in range(5):
+            await bench.submit(priority=priority)
+    async with other.transaction(), bench.connection.transaction():
+        await other.execute("SELECT FROM joex_private.job WHERE id = ANY ($1) FOR UPDATE", due)
+        assert len(await bench.take(executor, 4)) == 4
+        others = await third.fetch("SELECT FROM joex_private.job WHERE lane IS NOT NULL FOR UPDATE SKIP LOCKED")
+        assert len(others) == 10 - 4
+
+
 async def test_an_executor_that_was_declared_dead_takes_nothing_and_is_told_so(bench):
     await bench.submit()
     executor = await bench.executor()

@@ -185,18 +185,14 @@ BEGIN
                least(n.low, g.jobs - n.due - n.turns + greatest(n.turns - n.high, 0)) AS take_low
         FROM unnest(p_groups) g CROSS JOIN LATERAL (
             SELECT l.*, joex_private.turns(l.turn, g.jobs - l.due, p_high, p_low) AS turns FROM (
-                SELECT (SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 0
-                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane0, v_lowest))
-                                              AND j.rank <= p_most LIMIT g.jobs) x)::integer AS due,
-                       (SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 1
-                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane1, v_lowest))
-                                              AND j.rank <= p_most LIMIT g.jobs + 1) x)::integer AS high,
-                       (SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = 2
-                                              AND (j.rank, j.seq) >= (''::bytea, coalesce(g.lane2, v_lowest))
-                                              AND j.rank <= p_most LIMIT g.jobs + 1) x)::integer AS low,
+                SELECT least(count(*) FILTER (WHERE w.lane = 0), g.jobs)::integer AS due,
+                       count(*) FILTER (WHERE w.lane = 1)::integer AS high, count(*) FILTER (WHERE w.lane = 2)::integer AS low,
                        coalesce((SELECT k.position FROM joex_private.priority_turns k WHERE k.queue = p_queue AND k.ring = g.ring
                                  ORDER BY k.at DESC LIMIT 1), 0) % (p_high + p_low) AS turn
-                OFFSET 0) l) n
+                FROM (VALUES (0, g.lane0), (1, g.lane1), (2, g.lane2)) f(lane, seq) CROSS JOIN LATERAL (
+                    SELECT j.lane FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = g.ring AND j.lane = f.lane
+                    AND (j.rank, j.seq) >= (''::bytea, coalesce(f.seq, v_lowest)) AND j.rank <= p_most LIMIT g.jobs + 1) w
+            ) l) n
     ), turned AS MATERIALIZED (
         SELECT d.ring, j.tid, j.kth, j.counts FROM depth d CROSS JOIN LATERAL (
             SELECT t.tid, row_number() OVER (ORDER BY t.lane > 0, t.ahead, t.rank, t.seq) - 1 AS kth,
@@ -206,46 +202,35 @@ BEGIN
                       WHEN 1 THEN (least(d.turn, p_high) + l.nth) / p_high * (p_high + p_low) + (least(d.turn, p_high) + l.nth) % p_high
                       WHEN 2 THEN (greatest(d.turn - p_high, 0) + l.nth) / p_low * (p_high + p_low) + p_high
                                   + (greatest(d.turn - p_high, 0) + l.nth) % p_low END AS ahead
-                  FROM (SELECT x.*, row_number() OVER (PARTITION BY x.lane ORDER BY x.rank, x.seq) - 1 AS nth FROM (
-                            SELECT * FROM (SELECT a.ctid AS tid, a.lane, a.rank, a.seq FROM joex_private.job a
-                                           WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 0
-                                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane0, v_lowest)) AND a.rank <= p_most
-                                           ORDER BY a.rank, a.seq LIMIT d.jobs FOR UPDATE SKIP LOCKED) due
-                            UNION ALL
-                            SELECT * FROM (SELECT a.ctid AS tid, a.lane, a.rank, a.seq FROM joex_private.job a
-                                           WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 1
-                                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane1, v_lowest)) AND a.rank <= p_most
-                                           ORDER BY a.rank, a.seq LIMIT d.take_high FOR UPDATE SKIP LOCKED) high
-                            UNION ALL
-                            SELECT * FROM (SELECT a.ctid AS tid, a.lane, a.rank, a.seq FROM joex_private.job a
-                                           WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = 2
-                                                 AND (a.rank, a.seq) >= (''::bytea, coalesce(d.lane2, v_lowest)) AND a.rank <= p_most
-                                           ORDER BY a.rank, a.seq LIMIT d.take_low FOR UPDATE SKIP LOCKED) low) x) l) t) j
+                  FROM (SELECT x.*, row_number() OVER (PARTITION BY x.lane ORDER BY x.rank, x.seq) - 1 AS nth
+                        FROM (VALUES (0, d.lane0, d.jobs), (1, d.lane1, d.take_high), (2, d.lane2, d.take_low)) f(lane, seq, jobs)
+                        CROSS JOIN LATERAL (
+                            SELECT a.ctid AS tid, a.lane, a.rank, a.seq FROM joex_private.job a
+                            WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = f.lane
+                                  AND (a.rank, a.seq) >= (''::bytea, coalesce(f.seq, v_lowest)) AND a.rank <= p_most
+                            ORDER BY a.rank, a.seq LIMIT f.jobs FOR UPDATE SKIP LOCKED) x) l) t) j
     ), locked AS MATERIALIZED (
         -- Groups of which other transactions have locked the next jobs: their turns go to the other priority, as if these jobs were gone.
         SELECT d.ring, d.lane1, d.lane2, t.jobs, t.tids, least(d.jobs, d.due + d.high + d.low) - t.jobs AS missing
         FROM depth d CROSS JOIN LATERAL (
             SELECT count(*)::integer AS jobs, coalesce(array_agg(o.tid), '{}') AS tids FROM turned o WHERE o.ring = d.ring) t
         WHERE t.jobs < least(d.jobs, d.due + d.high + d.low)
-    ), high AS MATERIALIZED (
-        SELECT l.ring, 1 AS lane, x.tid, row_number() OVER () AS nr FROM locked l CROSS JOIN LATERAL (
-            SELECT a.ctid AS tid FROM joex_private.job a
-            WHERE a.queue = p_queue AND a.ring = l.ring AND a.lane = 1
-                  AND (a.rank, a.seq) >= (''::bytea, coalesce(l.lane1, v_lowest)) AND a.rank <= p_most AND a.ctid <> ALL (l.tids)
-            ORDER BY a.rank, a.seq LIMIT l.missing FOR UPDATE SKIP LOCKED) x
-    ), low AS MATERIALIZED (
-        SELECT l.ring, 2 AS lane, x.tid, row_number() OVER () AS nr FROM locked l CROSS JOIN LATERAL (
-            SELECT a.ctid AS tid FROM joex_private.job a
-            WHERE a.queue = p_queue AND a.ring = l.ring AND a.lane = 2
-                  AND (a.rank, a.seq) >= (''::bytea, coalesce(l.lane2, v_lowest)) AND a.rank <= p_most AND a.ctid <> ALL (l.tids)
-            ORDER BY a.rank, a.seq LIMIT l.missing - (SELECT count(*) FROM high h WHERE h.ring = l.ring) FOR UPDATE SKIP LOCKED) x
+    ), others AS MATERIALIZED (
+        -- (High priority first: rows come in the order of VALUES, and none is read, or locked, beyond the last LIMIT.)
+        SELECT l.ring, o.tid, l.jobs + o.nr - 1 AS kth FROM locked l CROSS JOIN LATERAL (
+            SELECT x.tid, row_number() OVER () AS nr FROM (
+                SELECT a.tid FROM (VALUES (1, l.lane1), (2, l.lane2)) f(lane, seq) CROSS JOIN LATERAL (
+                    SELECT j.ctid AS tid FROM joex_private.job j
+                    WHERE j.queue = p_queue AND j.ring = l.ring AND j.lane = f.lane
+                          AND (j.rank, j.seq) >= (''::bytea, coalesce(f.seq, v_lowest)) AND j.rank <= p_most AND j.ctid <> ALL (l.tids)
+                    ORDER BY j.rank, j.seq LIMIT l.missing FOR UPDATE SKIP LOCKED) a
+                LIMIT l.missing) x) o
     )
     SELECT d.ring, d.pos, d.running, d.weight, j.tid, j.kth, d.turn, j.counts
     FROM depth d LEFT JOIN (
         TABLE turned
         UNION ALL
-        SELECT l.ring, o.tid, l.jobs + row_number() OVER (PARTITION BY l.ring ORDER BY o.lane, o.nr) - 1, false
-        FROM locked l JOIN (TABLE high UNION ALL TABLE low) o ON o.ring = l.ring
+        SELECT o.ring, o.tid, o.kth, false FROM others o
     ) j ON j.ring = d.ring;
 END $$;
 
