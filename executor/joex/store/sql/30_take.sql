@@ -9,12 +9,20 @@
 -- The words: a group has a *place* on the ring; a *service* takes one job of a group, a *visit* is its services in a row; a *turn* is a
 -- position in a counting scheme.
 --
--- A call takes a whole batch by this rule in a few index probes per group ("passes"): it walks the ring by a loose index
--- scan, computes how deep the free slots reach into each group (water filling), and locks just these rows. A group
--- that has fewer jobs than that leaves slots over; the next pass gives them to the others, so that no slot stays empty.
--- The cost grows with the batch, with the groups that are served already (they must be passed over), and with the
--- logarithm of everything else. Groups that run nothing, before all others, need no such choice: see one_each. Where executors
--- hold hundreds of jobs, one take chooses for many after it: see 35_plans.sql.
+-- What happens to a job, in this order, in one transaction. These are the functions; `take` at the end of the file calls them for each
+-- queue, until the free slots are filled:
+--
+--   promote       A job that waited for its time, now due, gets a lane: it is runnable.
+--   draw          Where executors hold hundreds of jobs, an earlier take has chosen for this one (see 35_plans.sql). This locks the job's row.
+--   take_in_turn  For the slots that are left, this holds the ring, so that one take at a time chooses, and locks rows:
+--     one_each      a job of each group that runs nothing, as long as only such groups come next;
+--     choose        jobs of all other groups by the rule, with in_turns for groups in which both priorities wait. It chooses a whole batch in
+--                   one pass: it walks the ring by a loose index scan, computes how deep the free slots reach into each group (water
+--                   filling), and locks just these jobs. A group that has fewer jobs leaves slots over, which the next pass fills.
+--   hand_out      The job gets the executor, a lock id, and the state `scheduled`, and has no lane any more. The commit makes it so.
+--
+-- A job whose row another transaction has locked is passed over, without waiting. The cost grows with the batch, with the groups that are
+-- served already (a take must pass over them), and with the logarithm of everything else.
 
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker: the oldest
 -- first; where there are more than a batch, first a share of it for each group (see promote_in_turn). (No sort: where the statistics have
