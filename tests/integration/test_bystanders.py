@@ -11,6 +11,8 @@ from joex.core.priority_turns import CountingScheme
 from joex.store import executors, pools, runs
 from joex.store.database import connect
 from joex.store.migrate import migrate
+from tests.support.postgres import TestServer
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -171,3 +173,37 @@ async def test_a_bystander_stops_no_migration(empty_database_url):
         await session.close()
         await connection.execute("DROP ROLE joex_test_bystander")
         await connection.close()
+
+
+@pytest.mark.postgres(18)  # (the first version in which the queue of notifications can be a small one is 17)
+async def test_a_bystander_that_fills_the_queue_of_notifications_stops_no_submission(pg_version):
+    server = TestServer(pg_version, settings="max_notify_queue_pages = 64\n")
+    async with AsyncExitStack() as stack:
+        stack.callback(server.close)
+
+        async def session(role: str) -> asyncpg.Connection:
+            made = await asyncpg.connect(server.url().replace("postgres@", f"{role}@"))
+            stack.push_async_callback(made.close)
+            return made
+
+        ours = await session("postgres")
+        await migrate(ours)
+        await ours.execute("CREATE ROLE bystander LOGIN")
+        await pools.watch(ours, "operator", ["default"], 3600)  # each submission notifies
+        deaf, loud = await session("bystander"), await session("bystander")
+        await deaf.execute("LISTEN anything")
+        await deaf.execute("BEGIN")  # so the server keeps all that comes for it
+        await deaf.execute("SELECT 1")
+        with pytest.raises(asyncpg.ProgramLimitExceededError):
+            while True:
+                await loud.execute("SELECT pg_notify('anything', repeat('x', 7990))")
+        assert await ours.fetchval("SELECT joex.submit('greet')")
+        heard: list[str] = []
+        await ours.add_listener("joex_operator", lambda *args: heard.append(args[-1]))
+        await deaf.execute("ROLLBACK")
+        await eventually(lambda: _notifies(ours, heard))
+
+
+async def _notifies(ours: asyncpg.Connection, heard: list[str]) -> bool:
+    await ours.execute("SELECT joex.submit('greet')")
+    return bool(heard)

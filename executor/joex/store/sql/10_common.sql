@@ -174,10 +174,12 @@ BEGIN
 END $$;
 
 -- Notify, unless the transaction has executed SET LOCAL joex.notify = 'off': PREPARE TRANSACTION refuses a transaction that has
--- notified. Executors and waiting clients find the change when they poll.
+-- notified. Executors and waiting clients find the change when they poll. So they do while the server's queue of notifications is half
+-- full: when it is full, no transaction that has notified can commit, and any role that can connect can fill it, by LISTEN in a session
+-- that it leaves in a transaction.
 CREATE OR REPLACE FUNCTION joex_private.send(p_channel text, p_payload text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    IF current_setting('joex.notify', true) IS DISTINCT FROM 'off' THEN
+    IF current_setting('joex.notify', true) IS DISTINCT FROM 'off' AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify(p_channel, p_payload);
     END IF;
 END $$;
