@@ -896,6 +896,28 @@ async def test_a_start_that_changes_no_periodic_task_waits_for_no_transaction(ta
             pass
 
 
+async def test_a_start_waits_for_no_tenant_that_holds_a_row_of_its_app(tasks, database_url, another_connection):
+    """A role that may operate in a group can name any owner there, and leave its transaction open."""
+    app = App("shop")
+    for name in ("held", "free"):
+        app.periodic(MONTHLY, group="acme")(app.task(name)(_nothing))
+    tenant = await another_connection()
+    put = "SELECT joex.put_periodic_task($1, 'a', $2, grp => 'acme', owner => 'app:shop')"
+    await tenant.execute(put, "shop/held", YEARLY)
+    await tenant.execute(put, "more", YEARLY)
+    async with tenant.transaction():
+        await tenant.execute(
+            "SELECT joex.remove_periodic_task(id, 'app:shop') FROM joex.periodic_tasks WHERE grp = 'acme'"
+        )
+        await tenant.execute(put, "shop/held", YEARLY)
+        async with executor_inside(app, database_url) as inside:
+            assert inside.log.of(PeriodicNotRegistered) == [PeriodicNotRegistered("shop/held")]
+        assert (await tasks.get("shop/free")).timer == MONTHLY
+    assert await register_periodic_tasks(tasks.connection, app, Settings()) == []
+    left = await periodic.list_tasks(tasks.connection, owner="app:shop")
+    assert [(one.id, one.timer) for one in left] == [("shop/free", MONTHLY), ("shop/held", MONTHLY)]
+
+
 async def test_all_that_a_start_does_waits_for_startup_wait(tasks, database_url, another_connection, monkeypatch):
     monkeypatch.setattr("joex.store.database.SERVICE_WITHIN", 1.0)
     other = await another_connection()

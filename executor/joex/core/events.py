@@ -118,7 +118,7 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class PeriodicNotRegistered:
-    """A periodic task of the app has no row, because the row with this id has another owner."""
+    """A periodic task of the app is not set: the row with this id has another owner, or a transaction holds it."""
 
     id: str
 

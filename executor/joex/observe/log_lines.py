@@ -37,7 +37,7 @@ _LINES: dict[type[events.Event], tuple[str, str]] = {
     events.Woken: ("debug", "woken"),
     events.PeriodicNotRegistered: (
         "warning",
-        "a periodic task of the app is not registered: its id has another owner (joex periodic show ID)",
+        "a periodic task of the app is not registered: its id has another owner, or an open transaction holds its row",
     ),
     events.Repeated: ("info", "a periodic task was due"),
     events.LogLinesDropped: ("warning", "log lines of jobs are dropped"),

@@ -129,16 +129,21 @@ def system_periodic_tasks(settings: Settings) -> list[NewPeriodicTask]:
 
 
 async def register_periodic_tasks(connection: Connection, app: App, settings: Settings) -> list[str]:
-    """Update the rows of the app's and the system's periodic tasks; returns the ids that have another owner."""
-    wanted = [(task, SYSTEM_OWNER) for task in system_periodic_tasks(settings)]
-    wanted += [(task, app.owner) for task in app.periodic_tasks]
-    if await _are_registered(connection, app, wanted):  # so that most starts wait for no other transaction
+    """Update the rows of the app's and the system's periodic tasks; returns the ids of those that it has not set.
+
+    They have another owner, or another transaction holds their rows. (No start waits for that: a role that may operate
+    in a group can name any owner there, and leave its transaction open. The next start sets the row.)
+    """
+    own = [(task, SYSTEM_OWNER) for task in system_periodic_tasks(settings)]
+    apps = [(task, app.owner) for task in app.periodic_tasks]
+    if await _are_registered(connection, app, own + apps):  # so that most starts wait for no other transaction
         return []
     # Executors that start at the same time wait for each other at the first row, which is the system's.
     async with connection.transaction():
-        answers = [(task.id, await periodic.put(connection, task, owner)) for task, owner in wanted]
+        answers = [(task.id, await periodic.put(connection, task, owner)) for task, owner in own]
+        answers += [(task.id, await periodic.put(connection, task, owner, waits=False)) for task, owner in apps]
         await periodic.keep(connection, app.owner, [_key(task) for task in app.periodic_tasks])
-    return [task_id for task_id, answer in answers if answer == "not_yours"]
+    return [task_id for task_id, answer in answers if answer in {"not_yours", "locked"}]
 
 
 async def _are_registered(connection: Connection, app: App, wanted: Sequence[tuple[NewPeriodicTask, str]]) -> bool:

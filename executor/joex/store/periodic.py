@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
+import asyncpg
+
 from joex.core.access import EVERYTHING, Bounds
 from joex.core.json_values import shown
 from joex.core.periodic import SYSTEM_OWNER, Decision, NewPeriodicTask, Schedule
@@ -57,6 +59,7 @@ _PUT_OWN = statement("""
     SELECT joex_private.store_periodic_task($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::text, $7::text,
                                             $8::text, $9::text, $10::text, $11::interval, $12::boolean, $13::text)
 """)
+_WAIT_SHORTLY = statement("SELECT set_config('lock_timeout', '200ms', true)")
 _REMOVE = statement("SELECT joex.remove_periodic_task($1::text, $2::text, $3::boolean, $4::text, $5::text)")
 _ENABLE = statement(
     "SELECT joex.enable_periodic_task($1::text, $2::boolean, $3::text, $4::boolean, $5::text, $6::text)"
@@ -209,46 +212,66 @@ async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due,
     return [Fired(TaskKey(row["id"], row["queue"], row["grp"]), row["outcome"], id_of(row["job"])) for row in rows]
 
 
-async def put(connection: Connection, task: NewPeriodicTask, owner: str) -> str:
+async def put(connection: Connection, task: NewPeriodicTask, owner: str, *, waits: bool = True) -> str:
     """Set a periodic task; answers set, same, or not_yours (the one with this name has another owner).
 
     With `SYSTEM_OWNER` this is for Joex's own code: joex.put_periodic_task refuses that owner.
+
+    Args:
+        connection: changes it in this connection's transaction.
+        task: as it is to be.
+        owner: its owner.
+        waits: for another transaction that holds its row; False: answers locked then.
     """
-    with translated():
-        return str(
-            await connection.fetchval(
-                _PUT_OWN if owner == SYSTEM_OWNER else _PUT,
-                task.id,
-                task.task,
-                task.timer,
-                task.zone,
-                json_text("args", task.args),
-                task.group,
-                task.queue,
-                str(task.priority),
-                task.subject,
-                task.submitter,
-                task.starting_deadline,
-                task.enabled,
-                owner,
-            )
-        )
+    return await _answer(
+        connection,
+        _PUT_OWN if owner == SYSTEM_OWNER else _PUT,
+        task.id,
+        task.task,
+        task.timer,
+        task.zone,
+        json_text("args", task.args),
+        task.group,
+        task.queue,
+        str(task.priority),
+        task.subject,
+        task.submitter,
+        task.starting_deadline,
+        task.enabled,
+        owner,
+        waits=waits,
+    )
 
 
-async def remove(connection: Connection, name: TaskName, owner: str, *, any_owner: bool = False) -> str:
-    """Remove a periodic task; answers removed, not_found or not_yours.
+async def remove(
+    connection: Connection, name: TaskName, owner: str, *, any_owner: bool = False, waits: bool = True
+) -> str:
+    """Remove a periodic task; answers removed, not_found or not_yours. ``waits``: as for `put`.
 
     Raises:
         InvalidJob: several have this name.
     """
-    with translated():
-        return str(await connection.fetchval(_REMOVE, name[0], owner, any_owner, *name[1:]))
+    return await _answer(connection, _REMOVE, name[0], owner, any_owner, *name[1:], waits=waits)
 
 
-async def enable(connection: Connection, name: TaskName, owner: str, *, enabled: bool, any_owner: bool = False) -> str:
-    """Enable or disable a periodic task; answers set, same, not_found or not_yours. Raises as `remove`."""
+async def enable(
+    connection: Connection, name: TaskName, owner: str, *, enabled: bool, any_owner: bool = False, waits: bool = True
+) -> str:
+    """Enable or disable a periodic task; answers set, same, not_found or not_yours. The rest as `remove`."""
+    return await _answer(connection, _ENABLE, name[0], enabled, owner, any_owner, *name[1:], waits=waits)
+
+
+async def _answer(connection: Connection, sql: str, *args: Any, waits: bool) -> str:
     with translated():
-        return str(await connection.fetchval(_ENABLE, name[0], enabled, owner, any_owner, *name[1:]))
+        if waits:
+            return str(await connection.fetchval(sql, *args))
+        # (A role that may operate in a group can name any owner there, and leave its transaction open.)
+        try:
+            async with connection.transaction():
+                await connection.execute(_WAIT_SHORTLY)
+                return str(await connection.fetchval(sql, *args))
+        except asyncpg.LockNotAvailableError:
+            return "locked"
 
 
 async def keep(connection: Connection, owner: str, keys: Sequence[TaskKey]) -> list[str]:

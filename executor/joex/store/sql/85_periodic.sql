@@ -178,11 +178,14 @@ BEGIN
     RETURN 'set';
 END $$;
 
--- Remove the periodic tasks of an owner, except these. Returns the ids of the removed tasks.
+-- Remove the periodic tasks of an owner, except these. Returns the ids of the removed tasks. (SKIP LOCKED: a tenant may name any owner in
+-- its group, and would keep executors from starting by a transaction that it leaves open. The next start removes the row.)
 CREATE OR REPLACE FUNCTION joex_private.keep_periodic_tasks(p_owner text, p_ids text[], p_queues text[], p_grps text[]) RETURNS SETOF text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-    DELETE FROM joex_private.periodic_task t
-    WHERE t.owner = p_owner AND (t.id, t.queue, t.grp) NOT IN (SELECT * FROM unnest(p_ids, p_queues, p_grps)) RETURNING t.id $$;
+    DELETE FROM joex_private.periodic_task d WHERE (d.id, d.queue, d.grp) IN (
+        SELECT t.id, t.queue, t.grp FROM joex_private.periodic_task t
+        WHERE t.owner = p_owner AND (t.id, t.queue, t.grp) NOT IN (SELECT * FROM unnest(p_ids, p_queues, p_grps))
+        FOR UPDATE SKIP LOCKED) RETURNING d.id $$;
 
 -- The tracker of the jobs of a periodic task. Trackers are unique in a group, so it holds the queue too; quoted: the queue a of the id b c
 -- is not the queue a b of the id c.
