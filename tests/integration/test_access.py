@@ -317,6 +317,7 @@ async def test_a_bound_role_can_not_tell_whether_anything_else_exists(roles_of, 
     ):
         assert await bound.fetchval(f"SELECT joex.{call}") == "not_found"
     assert await bound.fetchval("SELECT answer FROM joex.run_periodic_task('theirs')") == "not_found"
+    await connection.execute("UPDATE joex_private.periodic_task SET grp = 'mine' WHERE owner = 'joex'")
     await pools.note_step(connection, STEP)
     for view in VIEWS:
         assert await bound.fetch(f"TABLE joex.{view}") == []

@@ -345,4 +345,6 @@ SELECT t.id,                             -- text
 FROM joex_private.periodic_task t LEFT JOIN joex_private.job j ON j.id = t.last_job
 WHERE NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
     SELECT FROM bounds b
-    WHERE (b.groups IS NULL OR t.grp = ANY (b.groups)) AND (b.queues IS NULL OR t.queue = ANY (b.queues)));
+    -- (Joex's own tasks concern all groups.)
+    WHERE (b.groups IS NULL OR t.owner <> 'joex' AND t.grp = ANY (b.groups))
+          AND (b.queues IS NULL OR t.owner <> 'joex' AND t.queue = ANY (b.queues)));
