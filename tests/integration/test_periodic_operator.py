@@ -265,3 +265,31 @@ async def test_nothing_is_said_twice(operator: Operator) -> None:
     assert [said for said in operator.output.events if said[0].startswith(PERIODIC)] == [
         ("PeriodicTask wrong", "InvalidTimer")
     ]
+
+
+async def test_a_row_that_a_tenant_holds_keeps_the_operator_from_nothing_else(
+    operator: Operator, connection: asyncpg.Connection
+) -> None:
+    """A role that may operate in a group can name any owner there, and leave its transaction open."""
+    operator.pool()
+    operator.task("held", "03:00")
+    operator.task("gone", "03:00")
+    await operator.until_ready("held")
+    await operator.until_ready("gone")
+    async with connection.transaction():
+        await connection.execute(
+            "SELECT joex.enable_periodic_task(id, false, any_owner => true) FROM joex.periodic_tasks "
+            "WHERE owner <> 'joex'"
+        )
+        operator.remove(PERIODIC, "gone")
+        operator.task("held", "04:00")
+        operator.task("free", "04:00")
+        await operator.until_ready("free")
+        await operator.until_ready("held", "Locked")
+    await operator.until_ready("held")
+    await eventually(lambda: _timers(connection), why="the rows are as asked")
+
+
+async def _timers(connection: asyncpg.Connection) -> bool:
+    rows = await connection.fetch(OURS.format("id, timer"))
+    return {tuple(row) for row in rows} == {(f"{SPACE}/held", "04:00"), (f"{SPACE}/free", "04:00")}

@@ -33,6 +33,7 @@ from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.decide.status import periodic_status, with_conditions
 
 _PAGE = 1000
+_LOCKED = DatabaseProblem("Locked", "an open transaction holds its row in the database: the operator tries again")
 
 _Answer: TypeAlias = dict[str, PeriodicTask | DatabaseProblem] | DatabaseProblem
 """Rows by their ids, each with its problem where the database refused it; or why the database can't be read."""
@@ -125,16 +126,17 @@ class PeriodicReconciler:
                 todo = {name: changes(some, found[name]) for name, some in owned.items()}
                 for name, some in todo.items():  # in all pools first: a task may have moved to another pool
                     for key in some.remove:
-                        await store.remove(connection, key, name)
+                        await store.remove(connection, key, name, waits=False)
                 for name, some in todo.items():
                     for row in some.put:
                         try:
                             async with connection.transaction():
-                                await store.put(connection, row, name)
+                                if await store.put(connection, row, name, waits=False) == "locked":
+                                    refused[row.id] = _LOCKED
                         except InvalidJob as error:  # by a check of the database: it concerns this row only
                             refused[row.id] = DatabaseProblem("Refused", str(error))
                     for key in some.disable:
-                        await store.enable(connection, key, name, enabled=False)
+                        await store.enable(connection, key, name, enabled=False, waits=False)
                     if some:
                         found[name] = await _rows(connection, name)
                 if any(todo.values()):
