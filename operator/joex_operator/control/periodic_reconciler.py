@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from joex.core.periodic import NewPeriodicTask
 from joex.errors import InvalidJob, JoexError
 from joex.store import periodic as store
 from joex.store.periodic import PeriodicTask
@@ -128,13 +129,7 @@ class PeriodicReconciler:
                     for key in some.remove:
                         await store.remove(connection, key, name, waits=False)
                 for name, some in todo.items():
-                    for row in some.put:
-                        try:
-                            async with connection.transaction():
-                                if await store.put(connection, row, name, waits=False) == "locked":
-                                    refused[row.id] = _LOCKED
-                        except InvalidJob as error:  # by a check of the database: it concerns this row only
-                            refused[row.id] = DatabaseProblem("Refused", str(error))
+                    refused |= await _put(connection, some.put, name)
                     for key in some.disable:
                         await store.enable(connection, key, name, enabled=False, waits=False)
                     if some:
@@ -167,6 +162,19 @@ class PeriodicReconciler:
                 failed = error
         if failed is not None:
             raise failed
+
+
+async def _put(connection: Connection, rows: Sequence[NewPeriodicTask], name: str) -> dict[str, DatabaseProblem]:
+    """Set the rows of an owner; returns why some are not set."""
+    refused: dict[str, DatabaseProblem] = {}
+    for row in rows:
+        try:
+            async with connection.transaction():
+                if await store.put(connection, row, name, waits=False) == "locked":
+                    refused[row.id] = _LOCKED
+        except InvalidJob as error:  # by a check of the database: it concerns this row only
+            refused[row.id] = DatabaseProblem("Refused", str(error))
+    return refused
 
 
 async def _rows(connection: Connection, name: str) -> list[PeriodicTask]:
