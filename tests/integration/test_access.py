@@ -327,6 +327,19 @@ async def test_a_bound_role_can_not_tell_whether_anything_else_exists(roles_of, 
     assert await connection.fetchval("SELECT state FROM joex.jobs WHERE id = $1", theirs) == "waiting"
 
 
+async def test_a_bound_role_that_has_set_a_limit_and_not_committed_keeps_nobody_from_limits_and_revocations(
+    roles_of, connection
+):
+    viewer = await roles_of("view")
+    bound = await roles_of("operate", queues=["mine"])
+    await connection.execute("SET lock_timeout = '5s'")
+    async with bound.transaction():
+        await bound.execute("SELECT joex.set_group('a', queue => 'mine', max_waiting => 1)")
+        await connection.execute("SELECT joex.set_group('a', max_waiting => 1)")
+        name = await viewer.fetchval("SELECT session_user::text")
+        await roles.set_scopes(connection, RoleScopes(name, [], None, None))
+
+
 async def test_a_bound_role_does_all_that_its_scopes_allow_in_its_groups(roles_of, connection):
     bound = await roles_of(*SCOPES, groups=["mine"], queues=["default"])
     job_id = await bound.fetchval("SELECT joex.submit('a', '{\"x\": 1}', grp => 'mine')")

@@ -189,11 +189,13 @@ CREATE OR REPLACE FUNCTION joex_private.hears_events(p joex_private.role_scope) 
 
 -- Note that a role is bound. p_lost: a role that knows the channel of events may hear them no longer, so the channel gets another name.
 -- (Those that listen hear of it on the old one. They ask for the new name, and only those that may hear events get it.)
+-- limits_waiting is set as well, because set_group sets it for the first limit: a bound role that has done so, and leaves its transaction
+-- open, would keep the owner from all that writes this row, such as a revocation.
 -- binds_roles stays true when the last bound role is revoked: the server judges the right to execute once, when a statement begins. So an
 -- open cursor or a long statement of that role still calls Joex's functions, which would take it for an unbound one.
 CREATE OR REPLACE FUNCTION joex_private.grants_changed(p_lost boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    UPDATE joex_private.this_database d SET binds_roles = true
+    UPDATE joex_private.this_database d SET binds_roles = true, limits_waiting = true
     WHERE NOT d.binds_roles AND EXISTS (SELECT FROM joex_private.role_scope s WHERE num_nonnulls(s.groups, s.queues) > 0);
     IF p_lost THEN
         PERFORM joex_private.send(d.events_channel, '{"event": "channel-changed"}') FROM joex_private.this_database d;
