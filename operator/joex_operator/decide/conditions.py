@@ -82,7 +82,7 @@ def _working(name: str, pool: Pool, observed: ObservedPool, target: int) -> Cond
         return Condition(name, "False", "ExecutorFailing", _failure(failing, observed), bad=True)
     if _is_starting(pool, observed, target):
         if homeless:
-            return Condition(name, "False", "Unschedulable", _failure(homeless, observed), bad=True)
+            return Condition(name, "False", _without_room(homeless), _failure(homeless, observed), bad=True)
         return Condition(name, "False", "Starting", "executors are starting")
     return Condition(name, "True", *_at_work(pool, observed, target))
 
@@ -109,12 +109,21 @@ def _is_starting(pool: Pool, observed: ObservedPool, target: int) -> bool:
 
 
 def _is_homeless(replica: Replica) -> bool:
-    """Whether no node has had room for it so far."""
+    """Whether the cluster has had no room for it so far."""
     return replica.unscheduled_since is not None and replica.phase in (Phase.PENDING, Phase.UNSCHEDULED)
 
 
+def _without_room(homeless: list[Replica]) -> str:
+    """The reason, as of the one that `_failure` names."""
+    return "PodRefused" if _first(homeless).refused else "Unschedulable"
+
+
+def _first(failing: list[Replica]) -> Replica:
+    return min(failing, key=lambda replica: replica.index)
+
+
 def _failure(failing: list[Replica], observed: ObservedPool) -> str:
-    first = min(failing, key=lambda replica: replica.index)
+    first = _first(failing)
     said = first.problem or "it takes no jobs; its /readyz, and the log of its pod, say why"
     there = len(asked_for(observed.replicas)) + len(crashing(observed.replicas))
     return f"{first.name}: {said} ({len(failing)} of {_executors(there)})"
@@ -192,8 +201,10 @@ def _scaling_limited(pool: Pool, observed: ObservedPool, plan: Plan) -> Conditio
         return Condition(name, "True", "ExecutorsCrashing", "crashing executors count against the maximum", bad=True)
     nowhere = [one for one in unscheduled(observed.replicas) if one.template == observed.template]
     if nowhere and sizing.target > len(takers(observed.replicas)):
-        said = f"{_failure(nowhere, observed)}: no more are created before these have a node"
-        return Condition(name, "True", "Unschedulable", said, bad=True)
+        reason = _without_room(nowhere)
+        lack = "pod" if reason == "PodRefused" else "node"
+        said = f"{_failure(nowhere, observed)}: no more are created before these have a {lack}"
+        return Condition(name, "True", reason, said, bad=True)
     match sizing.limit:
         case Limit.MOST:
             most = f"the work calls for more than maxReplicas ({scaling.max_replicas})"

@@ -32,7 +32,7 @@ class ObservedDeployment:
     """The parts of a Deployment that matter.
 
     ``owner``: the uid of its pool; ``database``: the name of the database that it was made for; ``deleting``: it is
-    being deleted.
+    being deleted; ``refused_since``: since when the API server refuses its pod, as for a quota or an admission webhook.
     """
 
     namespace: str
@@ -45,6 +45,7 @@ class ObservedDeployment:
     replicas: int
     deleting: bool
     problem: str | None
+    refused_since: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
     metadata, spec = body["metadata"], body["spec"]
     owners = [owner["uid"] for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
     annotations = metadata.get("annotations") or {}
-    conditions = _conditions(body)
-    failure = conditions.get("ReplicaFailure", {})
+    failure = _conditions(body).get("ReplicaFailure", {})
+    failed = failure.get("status") == "True"
     return ObservedDeployment(
         namespace=metadata["namespace"],
         pool=metadata["labels"][POOL_LABEL],
@@ -91,7 +92,8 @@ def deployment(body: Mapping[str, Any]) -> ObservedDeployment:
         database=annotations.get(DATABASE_ANNOTATION, ""),
         replicas=spec.get("replicas", 1),
         deleting="deletionTimestamp" in metadata,
-        problem=_said(failure) if failure.get("status") == "True" else None,
+        problem=_said(failure) if failed else None,
+        refused_since=_since(failure) if failed and failure.get("reason") == "FailedCreate" else None,
     )
 
 
@@ -153,7 +155,7 @@ def judged(replica: Replica, worked: Collection[str], now: datetime) -> Replica:
 
     It is crashing only if an executor ever registered in one of its pods (``worked``): else its template is at fault,
     as in a new one. It is unready only after a while, because each executor is so for a moment at its start. It is
-    unscheduled only when a cluster autoscaler has had the time to add a node.
+    unscheduled only when a cluster autoscaler has had the time to add a node, or others to leave their quota.
     """
     unready, unscheduled = replica.unready_since, replica.unscheduled_since
     return replace(
@@ -173,6 +175,7 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
     if made.deleting or made.owner not in ("", owner):
         # It counts as a pod until it is gone: a deletion in the foreground removes its pods first.
         return Replica(name, index, database=made.database, lost=lost, pods=(*there, made.uid))
+    refused_since = None if staying else made.refused_since
     return Replica(
         name,
         index,
@@ -186,7 +189,8 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
         lost=lost,
         crashing=any(pod.crashing for pod in staying),
         unready_since=next((pod.unready_since for pod in staying if pod.unready_since), None),
-        unscheduled_since=next((pod.unscheduled_since for pod in staying if pod.unscheduled_since), None),
+        unscheduled_since=next((pod.unscheduled_since for pod in staying if pod.unscheduled_since), refused_since),
+        refused=refused_since is not None,
         pods=there,
         terminating=tuple(pod.uid for pod in pods if pod.deleting),
     )
@@ -245,7 +249,11 @@ def _unready_since(status: Mapping[str, Any]) -> datetime | None:
 
 def _unscheduled_since(status: Mapping[str, Any]) -> datetime | None:
     placed = _conditions({"status": status}).get("PodScheduled", {})
-    at = placed.get("lastTransitionTime") if placed.get("status") == "False" else None
+    return _since(placed) if placed.get("status") == "False" else None
+
+
+def _since(condition: Mapping[str, Any]) -> datetime | None:
+    at = condition.get("lastTransitionTime")
     return datetime.fromisoformat(at) if at else None
 
 

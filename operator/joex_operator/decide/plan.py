@@ -239,8 +239,8 @@ def _elsewhere(observed: ObservedPool) -> list[AskDrain]:
 def _created(observed: ObservedPool, sizing: Sizing, asked: Sequence[AskDrain], surge: int) -> list[CreateReplica]:
     """Create what is missing, up to the maximum, for which a replica that crashes counts; and replacements beyond it.
 
-    None, while no node has room for one of this template: another one would wait beside it. And none that would get the
-    URL of a secret that is not for pools.
+    None, while the cluster has no room for one of this template: another one would wait beside it. And none that
+    would get the URL of a secret that is not for pools.
     """
     if observed.database_problem is not None and observed.database_problem.reason == NOT_ALLOWED:
         return []

@@ -5,7 +5,7 @@ The database has the last word on whether an executor may be stopped: it *retire
 then on no executor takes a job or registers under that app-id, until the operator forgets it::
 
     PENDING --> IDLE <--> BUSY          its executor takes jobs, or will (CRASHING: after its restart; UNSCHEDULED:
-       |          |         |           when a node has room). PENDING again, while that of an evicted pod drains
+       |          |         |           when the cluster has room). PENDING again, while that of an evicted pod drains
        |    (retired: no executor takes a job under this app-id any more)
        |          |         v
        |          |      DRAINING       it finishes its jobs
@@ -35,7 +35,7 @@ class Phase(enum.StrEnum):
 
     UNKNOWN = "unknown"  # the database is down
     PENDING = "pending"  # no executor has registered, or not again
-    UNSCHEDULED = "unscheduled"  # nor will it soon: no node has had room for its pod for minutes
+    UNSCHEDULED = "unscheduled"  # nor will it soon: for minutes its pod has been refused, or no node has had room
     IDLE = "idle"
     BUSY = "busy"
     CRASHING = "crashing"  # its executor dies again and again, and waits for its restart
@@ -89,7 +89,8 @@ class Replica:
         crashing: its executor registered once, dies again and again, and waits for its restart or to become ready.
         unready_since: since when its executor, which has started, says that it takes no jobs.
         unready: it has said so for a while.
-        unscheduled_since: since when no node has room for its pod.
+        unscheduled_since: since when no node has room for its pod, or the API server refuses to create it.
+        refused: it is the latter, as by a quota or an admission webhook.
         unscheduled: it has been so for minutes.
         pods: uids of the pods that exist, terminating ones included.
         terminating: uids of those that are being deleted, as by an eviction.
@@ -110,6 +111,7 @@ class Replica:
     unready_since: datetime | None = None
     unready: bool = False
     unscheduled_since: datetime | None = None
+    refused: bool = False
     unscheduled: bool = False
     pods: tuple[str, ...] = ()
     terminating: tuple[str, ...] = ()
@@ -163,7 +165,7 @@ class Replica:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether something keeps its executor from starting. For minutes, the want of a node does not count."""
+        """Whether something keeps its executor from starting. For minutes, the want of room does not count."""
         has_failed = self.phase is Phase.PENDING and self.problem is not None and self.unscheduled_since is None
         return has_failed or self.phase is Phase.UNSCHEDULED
 
@@ -199,7 +201,7 @@ def takers(replicas: Iterable[Replica]) -> list[Replica]:
 
 
 def unscheduled(replicas: Iterable[Replica]) -> list[Replica]:
-    """The replicas that are no capacity, because no node has had room for their pods for minutes."""
+    """The replicas that are no capacity, because the cluster has had no room for their pods for minutes."""
     return [replica for replica in replicas if replica.phase is Phase.UNSCHEDULED]
 
 

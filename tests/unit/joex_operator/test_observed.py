@@ -289,8 +289,33 @@ class TestProblems:
         assert replica_of(deployment(), pod(**status)).problem == problem
 
     def test_why_there_is_no_pod(self) -> None:
-        failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
-        assert replica_of(deployment(status={"conditions": [failure]})).problem == "FailedCreate: exceeded quota"
+        found = replica_of(without_pod())
+        assert (found.problem, found.refused) == ("FailedCreate: exceeded quota", True)
+
+
+def without_pod(reason: str = "FailedCreate") -> dict[str, Any]:
+    """A Deployment whose pod the API server refuses, or can't delete."""
+    at = "2026-11-20T12:00:00Z"
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": reason, "lastTransitionTime": at}
+    return deployment(status={"conditions": [{**failure, "message": "exceeded quota"}]})
+
+
+@pytest.mark.parametrize(
+    ("bodies", "seconds", "phase"),
+    [
+        ([without_pod()], 299, Phase.PENDING),
+        ([without_pod()], 300, Phase.UNSCHEDULED),
+        ([without_pod(), pod(metadata=DELETED)], 300, Phase.UNSCHEDULED),
+        ([without_pod(), pod()], 300, Phase.PENDING),
+        ([without_pod("FailedDelete")], 300, Phase.PENDING),
+    ],
+)
+def test_one_whose_pod_the_api_server_has_refused_for_five_minutes_is_no_capacity(
+    bodies: list[dict[str, Any]], seconds: int, phase: Phase
+) -> None:
+    now = datetime.fromisoformat("2026-11-20T12:00:00+00:00") + timedelta(seconds=seconds)
+    found = observed.judged(replica_of(*bodies), (), now)
+    assert replace(found, executor=ObservedExecutor()).phase is phase
 
 
 class TestMirror:

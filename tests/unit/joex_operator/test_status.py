@@ -132,6 +132,20 @@ def test_it_is_told_how_many_of_how_many_executors_no_node_has_room_for_and_that
     assert told(replace(found, demand=Demand(0)), scaling=autoscaled(most=600))["ScalingLimited"].status == "False"
 
 
+def test_so_it_is_told_of_those_whose_pods_the_api_server_refuses():
+    quota: Any = {"unscheduled_since": NOW, "refused": True, "problem": "FailedCreate: exceeded quota"}
+    found = seen(*replicas(2, held=2), *replicas(3, Phase.UNSCHEDULED, first=2, **quota), runnable=20)
+    assert told(found)["Ready"].status == "True"
+    limited = told(found)["ScalingLimited"]
+    assert (limited.status, limited.reason) == ("True", "PodRefused")
+    assert limited.message == (
+        "documents-2: FailedCreate: exceeded quota (3 of 5 executors): no more are created before these have a pod"
+    )
+    first = seen(replica(0, Phase.PENDING, **quota), runnable=1)
+    assert told(first)["Ready"].reason == "PodRefused"
+    assert told(first)["Ready"].message == "documents-0: FailedCreate: exceeded quota (1 of 1 executor)"
+
+
 ACTIVE = [
     (seen(), {}, "True", "ByDemand"),
     (seen(), {"replicas": 1}, "False", "FixedReplicas"),
