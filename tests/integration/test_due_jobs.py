@@ -147,7 +147,7 @@ async def test_a_pool_at_zero_is_wanted_for_a_due_retry_behind_thousands_that_ma
     await deferred(bench, "stopped", 20_000, due=ago(hours=1))
     await deferred(bench, "one", due=ago(seconds=1))
     await stats.set_group(bench.connection, "stopped", "default", paused=True)
-    waiting, _ = await pools.demand_and_replicas(bench.connection, ["default"], 10, "p/a-")
+    waiting, _ = await pools.demand_and_replicas(bench.connection, ["default"], 10, ["p/a-"])
     assert waiting.runnable == 1
 
 

@@ -23,7 +23,7 @@ MOST = 100
 
 
 async def demand(bench, *queues: str, most: int = MOST) -> int:
-    waiting, _ = await pools.demand_and_replicas(bench.connection, queues or ("default",), most, "p/a-")
+    waiting, _ = await pools.demand_and_replicas(bench.connection, queues or ("default",), most, ["p/a-"])
     return waiting.runnable
 
 
@@ -100,12 +100,12 @@ class TestDemand:
         assert await demand(bench, most=2000) == 1200
 
     async def test_it_says_when_the_next_job_is_due(self, bench) -> None:
-        assert await pools.demand_and_replicas(bench.connection, ["default"], MOST, "p/a-") == (
+        assert await pools.demand_and_replicas(bench.connection, ["default"], MOST, ["p/a-"]) == (
             pools.Waiting(0, None),
-            [],
+            [[]],
         )
         await bench.submit(not_before=datetime.now(UTC) + timedelta(hours=1))
-        waiting, _ = await pools.demand_and_replicas(bench.connection, ["default", "mail"], MOST, "p/a-")
+        waiting, _ = await pools.demand_and_replicas(bench.connection, ["default", "mail"], MOST, ["p/a-"])
         assert waiting.next_due == pytest.approx(3600, abs=60)
 
     async def test_a_job_that_is_taken_meanwhile_counts_once(
@@ -118,11 +118,11 @@ class TestDemand:
         await between.start()
         await other.execute("LOCK TABLE joex_private.retired")  # between the count of jobs and the count of executors
         async with waiting_for_a_lock(
-            observer, pools.demand_and_replicas(asking, ["default"], MOST, "p/a-")
+            observer, pools.demand_and_replicas(asking, ["default"], MOST, ["p/a-"])
         ) as looking:
             assert len(await bench.take(executor)) == 1
             await between.commit()
-        waiting, (known,) = looking.result()
+        waiting, [[known]] = looking.result()
         assert (waiting.runnable, known.held) in {(1, 0), (0, 1)}
 
 

@@ -130,7 +130,7 @@ async def test_programs_of_the_version_before_run_on_a_schema_to_which_a_migrati
     assert await schema_version(connection) == NEXT
     async with operator_database().connection() as asked:
         await client.submit("add", {"a": 1, "b": 1})
-        assert (await pools.demand_and_replicas(asked, ["default"], 10, "p/a-"))[0].runnable == 1
+        assert (await pools.demand_and_replicas(asked, ["default"], 10, ["p/a-"]))[0].runnable == 1
 
 
 async def test_programs_that_are_too_old_for_a_schema_say_so_and_change_nothing(

@@ -142,17 +142,17 @@ async def demand_and_replicas(
     connection: Connection,
     queues: Sequence[str],
     most: int,
-    prefix: str,
+    prefixes: Sequence[str],
     shares: Shares | None = None,
     *,
     wait: float = math.inf,
-) -> tuple[Waiting, list[Known]]:
-    """`demand` and `replicas` as of one moment: a job that is taken just then is runnable or held, never both."""
+) -> tuple[Waiting, list[list[Known]]]:
+    """`demand`, and `replicas` by prefix, as of one moment: a job that is taken then is runnable or held, not both."""
     with translated():
         await connection.execute(_PROMOTE, queues)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             waiting = await demand(connection, queues, most, shares, wait=wait)
-            return waiting, await replicas(connection, prefix)
+            return waiting, [await replicas(connection, prefix) for prefix in prefixes]
 
 
 async def demand(

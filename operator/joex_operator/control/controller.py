@@ -205,6 +205,7 @@ class Controller:
     async def _refuse(self, manifest: Mapping[str, Any], error: SpecError) -> None:
         ref = reference(manifest)
         stored = self._fleet.status(ref)
+        self._pool_reconciler.refused(ref.namespace, ref.name)
         found = refused(error)
         self.metrics.pools.refused(ref.namespace, ref.name, found)
         status = with_conditions(found, ref.generation, stored, datetime.now(UTC))

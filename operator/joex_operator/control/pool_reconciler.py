@@ -23,6 +23,7 @@ from joex_operator.api.names import app_id, replica_name, replica_of
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.control.database import Database, Databases, database_problem
 from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
+from joex_operator.control.sharers import Sharers
 from joex_operator.control.step_writer import StepWriter
 from joex_operator.decide import scaling
 from joex_operator.decide.actions import (
@@ -45,6 +46,7 @@ from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decid
 from joex_operator.decide.pool_steps import pool_step
 from joex_operator.decide.replicas import ObservedExecutor, Replica
 from joex_operator.decide.scaling import Demand, Work
+from joex_operator.decide.sharing import Server, part
 from joex_operator.decide.status import pool_status
 from joex_operator.metrics import OperatorMetrics
 
@@ -69,6 +71,7 @@ class PoolReconciler:
         self._poll = poll
         self._watches: dict[tuple[str, str], GrowthWatch] = {}
         self._can_grow: dict[tuple[str, str], bool] = {}
+        self._sharers = Sharers()
         self._steps = StepWriter()
 
     def notified(self, pool: Pool) -> None:
@@ -79,8 +82,13 @@ class PoolReconciler:
         """Forget a pool that is gone."""
         self._watches.pop((namespace, name), None)
         self._can_grow.pop((namespace, name), None)
+        self._sharers.forget(namespace, name)
         self._metrics.forget(namespace, name)
         self._steps.forget(namespace, name)
+
+    def refused(self, namespace: str, name: str) -> None:
+        """A pool is invalid, and no longer grows: other pools that serve its queues count all of the jobs."""
+        self._sharers.forget(namespace, name)
 
     async def reconcile(self, ref: Ref, pool: Pool) -> float:
         """Reconcile a pool; returns the seconds until the next reconcile.
@@ -138,19 +146,21 @@ class PoolReconciler:
             now = datetime.now(UTC)
             found = [judged(replica, worked, now) for replica in self._fleet.replicas(pool)]
             replicas = _merged(pool, found, known, database.name)
+            self._sharers.observed(pool, database.name, replicas)
             if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old
                 self._fleet.recheck_url(pool)
             return ObservedPool(tuple(replicas), demand, template, taken=self._fleet.taken(pool)), database
+        self._sharers.failed(pool)
         return ObservedPool(
             tuple(self._fleet.replicas(pool)), None, template, problem, self._fleet.taken(pool)
         ), database
 
     async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, list[Known]], Demand, set[str]]:
         """Query the app-ids by replica, the demand, and the crashing pods in which an executor ever registered."""
-        watch, home = self._watch(pool), self._fleet.home(pool)
-        name = app_id(home, pool.name)
+        watch, name = self._watch(pool), app_id(self._fleet.home(pool), pool.name)
         spec = pool.spec
         can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
+        own = self._sharers.starting(pool, database.name)
         async with database.connection() as connection:
             if watch.wants_disarming(time.monotonic(), can_grow=can_grow):
                 await pools.watch(connection, name, spec.queues, 0.0)
@@ -164,24 +174,24 @@ class PoolReconciler:
             # Where no executor is left, only the operator notices that the last one has died.
             while await executors.rescue(connection, database.marks, spec.most_losses):
                 pass
-            prefix = app_id(home, replica_name(pool.name, 0))[:-1]
             shares, wait = await self._shares(pool, database, connection)
-            waiting, known = await pools.demand_and_replicas(
+            sharing = [own, *self._sharers.beside(own)]
+            waiting, found = await pools.demand_and_replicas(
                 connection,
                 spec.queues,
-                scaling.most_counted(spec),
-                prefix,
+                sum(scaling.most_counted(one.pool.spec) for one in sharing),
+                [app_id(self._fleet.home(one.pool), replica_name(one.pool.name, 0))[:-1] for one in sharing],
                 shares,
                 wait=wait,
             )
             pods = [uid for replica in self._fleet.replicas(pool) if replica.crashing for uid in replica.pods]
             worked = await pools.registered_in(connection, pods) if pods else set()
-        by_index: dict[int, list[Known]] = {}
-        for one in known:
-            if (index := replica_of(home, pool.name, one.app_id)) is not None:
-                by_index.setdefault(index, []).append(one)
+        known = [
+            _by_index(self._fleet.home(one.pool), one.pool, some) for one, some in zip(sharing, found, strict=True)
+        ]
         demand = Demand(waiting.runnable, waiting.next_due, None if waiting.work is None else Work(*waiting.work))
-        return by_index, demand, worked
+        servers = [Server(one.slots, _running(some)) for one, some in zip(sharing, known, strict=True)]
+        return known[0], part(demand, servers[0], servers[1:]), worked
 
     async def _shares(
         self, pool: Pool, database: Database, connection: Connection
@@ -265,6 +275,20 @@ class PoolReconciler:
         notified_at = self._watch(pool).notified_at
         if notified_at is not None and any(isinstance(action, CreateReplica) for action in done):
             self._metrics.replica_timings.woken(time.monotonic() - notified_at)
+
+
+def _by_index(home: str, pool: Pool, found: Sequence[Known]) -> dict[int, list[Known]]:
+    """What the database knows of the replicas of a pool, by their indices."""
+    known: dict[int, list[Known]] = {}
+    for one in found:
+        if (index := replica_of(home, pool.name, one.app_id)) is not None:
+            known.setdefault(index, []).append(one)
+    return known
+
+
+def _running(known: Mapping[int, Sequence[Known]]) -> int:
+    """The jobs on executors that take more."""
+    return sum(one.held for some in known.values() for one in some if not one.draining)
 
 
 def _by_demand(pool: Pool) -> bool:
