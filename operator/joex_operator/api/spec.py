@@ -166,6 +166,9 @@ class Rollout(Part):
     max_unavailable: IntOrShare = Field(
         "25%", description="number or share of executors that may be missing during a rollout; rounded down"
     )
+    min_ready_seconds: int = Field(
+        0, ge=0, le=3600, description="how long a new executor must have been ready before old ones drain for it"
+    )
     paused: bool = Field(False, description="leave outdated executors as they are")  # noqa: FBT003 - a default
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from joex.errors import JoexError
@@ -143,8 +143,8 @@ class PoolReconciler:
             self._fleet.recheck_url(pool)
             problem = database_problem(error)
         else:
-            now = datetime.now(UTC)
-            found = [judged(replica, worked, now) for replica in self._fleet.replicas(pool)]
+            now, min_ready = datetime.now(UTC), timedelta(seconds=pool.spec.rollout.min_ready_seconds)
+            found = [judged(replica, worked, now, min_ready) for replica in self._fleet.replicas(pool)]
             replicas = _merged(pool, found, known, database.name)
             self._sharers.observed(pool, database.name, replicas)
             if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old

@@ -59,6 +59,7 @@ class ObservedPod:
         problem: why it does not start.
         crashing: its executor has ended again and again, and waits for its restart or to become ready.
         unready_since: since when its executor, which runs, says that it takes no jobs; None: it does not say so.
+        ready_since: since when it is ready; None: it is not.
         unscheduled_since: since when no node has room for it; None: it has a node, or nobody has looked for one.
     """
 
@@ -72,6 +73,7 @@ class ObservedPod:
     problem: str | None
     crashing: bool
     unready_since: datetime | None
+    ready_since: datetime | None
     unscheduled_since: datetime | None
 
 
@@ -111,6 +113,7 @@ def pod(body: Mapping[str, Any]) -> ObservedPod:
         problem=next(_problems(status), None),
         crashing=_is_crashing(status),
         unready_since=_unready_since(status),
+        ready_since=_ready_since(status),
         unscheduled_since=_unscheduled_since(status),
     )
 
@@ -150,18 +153,20 @@ def replicas(
     return found
 
 
-def judged(replica: Replica, worked: Collection[str], now: datetime) -> Replica:
+def judged(replica: Replica, worked: Collection[str], now: datetime, min_ready: timedelta) -> Replica:
     """The observed replica with what time and the database tell of it.
 
     It is crashing only if an executor ever registered in one of its pods (``worked``): else its template is at fault,
     as in a new one. It is unready only after a while, because each executor is so for a moment at its start. It is
     unscheduled only when a cluster autoscaler has had the time to add a node, or others to leave their quota.
+    It is fresh until it has been ready for ``min_ready``.
     """
-    unready, unscheduled = replica.unready_since, replica.unscheduled_since
+    unready, ready, unscheduled = replica.unready_since, replica.ready_since, replica.unscheduled_since
     return replace(
         replica,
         crashing=replica.crashing and any(pod in worked for pod in replica.pods),
         unready=unready is not None and now - unready >= _UNREADY_AFTER,
+        fresh=bool(min_ready) and (ready is None or now - ready < min_ready),
         unscheduled=unscheduled is not None and now - unscheduled >= _UNSCHEDULED_AFTER,
     )
 
@@ -189,6 +194,7 @@ def _replica(name: str, index: int, made: ObservedDeployment | None, pods: list[
         lost=lost,
         crashing=any(pod.crashing for pod in staying),
         unready_since=next((pod.unready_since for pod in staying if pod.unready_since), None),
+        ready_since=next((pod.ready_since for pod in staying if pod.ready_since), None),
         unscheduled_since=next((pod.unscheduled_since for pod in staying if pod.unscheduled_since), refused_since),
         refused=refused_since is not None,
         pods=there,
@@ -245,6 +251,11 @@ def _unready_since(status: Mapping[str, Any]) -> datetime | None:
         if one.get("started") and not one.get("ready") and running and changed:
             return max(datetime.fromisoformat(running), datetime.fromisoformat(changed))
     return None
+
+
+def _ready_since(status: Mapping[str, Any]) -> datetime | None:
+    ready = _conditions({"status": status}).get("Ready", {})
+    return _since(ready) if ready.get("status") == "True" else None
 
 
 def _unscheduled_since(status: Mapping[str, Any]) -> datetime | None:

@@ -193,7 +193,7 @@ def _outdated(pool: Pool, observed: ObservedPool, sizing: Sizing, surplus: Seque
     useless = [one for one in order if one.is_stuck or one.is_deaf]
     starting = [one for one in order if one.phase is Phase.PENDING and not one.is_stuck]
     missing = rollout.may_be_missing(pool.spec.rollout, sizing.target)
-    spare = len(ready(staying)) - sizing.target + missing
+    spare = len(ready(order)) + rollout.proven(staying, observed.template) - sizing.target + missing
     others = ready(order)[: max(spare, 0)]
     if not rollout.proven(staying, observed.template):
         if rollout.surge(pool.spec.rollout, sizing.target):
@@ -324,6 +324,8 @@ def _with_size(sizing: Sizing, *, rolling: bool) -> Sizing:
 def _requeue_after(pool: Pool, observed: ObservedPool, sizing: Sizing, now: datetime) -> float | None:
     times = [due for replica in observed.replicas if (due := _drained_by(pool, replica)) is not None]
     times += [due + _OVERTIME for due in times]
+    proved_in = timedelta(seconds=pool.spec.rollout.min_ready_seconds)
+    times += [one.ready_since + proved_in for one in observed.replicas if one.fresh and one.ready_since is not None]
     if pool.deleted_at is not None and observed.database_problem is not None:
         times.append(pool.deleted_at + _PATIENCE)
     delays = [(time - now).total_seconds() for time in times if time > now]

@@ -89,6 +89,8 @@ class Replica:
         crashing: its executor registered once, dies again and again, and waits for its restart or to become ready.
         unready_since: since when its executor, which has started, says that it takes no jobs.
         unready: it has said so for a while.
+        ready_since: since when its pod is ready, or its process runs.
+        fresh: it has been ready for less than `rollout.minReadySeconds`, and may crash yet.
         unscheduled_since: since when no node has room for its pod, or the API server refuses to create it.
         refused: it is the latter, as by a quota or an admission webhook.
         unscheduled: it has been so for minutes.
@@ -110,6 +112,8 @@ class Replica:
     crashing: bool = False
     unready_since: datetime | None = None
     unready: bool = False
+    ready_since: datetime | None = None
+    fresh: bool = False
     unscheduled_since: datetime | None = None
     refused: bool = False
     unscheduled: bool = False

@@ -1,7 +1,8 @@
 """Rollouts: how executors with a changed template replace the outdated ones, as in a Deployment.
 
 Replacements start beyond the size of the pool, at most maxSurge of them at a time. No outdated executor that takes jobs
-drains before one with the new template does (where maxSurge is 0, there is no room for that). Then as many drain as
+drains before one with the new template does, and has been ready for minReadySeconds (where maxSurge is 0, there is no
+room for that). Then as many drain as
 the pool can do without. An executor that drains takes no jobs, and so no part of the size.
 """
 
@@ -34,14 +35,15 @@ def may_be_missing(rollout: Rollout, size: int) -> int:
 
 
 def starting(replicas: Iterable[Replica], template: str) -> list[Replica]:
-    """The replicas with this template that have yet to take jobs, in the order in which they leave."""
-    some = [one for one in asked_for(replicas) if one.template == template and one.phase in _STARTING]
+    """The replicas with this template that have yet to prove it, in the order in which they leave."""
+    there = [one for one in asked_for(replicas) if one.template == template]
+    some = [one for one in there if one.phase in _STARTING or one.fresh]
     return first_to_leave(some, template)
 
 
 def proven(replicas: Iterable[Replica], template: str) -> int:
-    """How many replicas with this template take jobs."""
-    return sum(replica.template == template for replica in ready(replicas))
+    """How many replicas with this template take jobs, and have done so for long enough."""
+    return sum(replica.template == template and not replica.fresh for replica in ready(replicas))
 
 
 def _percent(share: str) -> int:

@@ -68,6 +68,7 @@ class _Entry:
             template=self.template,
             problem=self.process.problem,
             crashing=self.process.is_backing_off,
+            ready_since=self.process.running_since,
             pods=() if has_ended else (self.uid,),
             gone=(self.uid,) if has_ended else (),
         )

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from joex.cli.parent_watch import ParentWatch
@@ -75,6 +76,11 @@ class ReplicaProcess:
     def is_running(self) -> bool:
         """Whether there is a process."""
         return self._process is not None
+
+    @property
+    def running_since(self) -> datetime | None:
+        """Since when the process runs; None: there is none."""
+        return datetime.now(UTC) - timedelta(seconds=self._age()) if self.is_running else None
 
     @property
     def problem(self) -> str | None:

@@ -205,6 +205,25 @@ class TestUnreadyPods:
         assert self.since(state={"waiting": {}}) is None
 
 
+@pytest.mark.parametrize(
+    ("status", "seconds", "least", "fresh"),
+    [
+        ("True", 59, 60, True),
+        ("True", 60, 60, False),
+        ("False", 3600, 60, True),
+        ("True", 0, 0, False),
+        ("False", 0, 0, False),
+    ],
+)
+def test_an_executor_is_fresh_until_it_has_been_ready_for_as_long_as_its_pool_says(
+    status: str, seconds: int, least: int, *, fresh: bool
+) -> None:
+    ready = {"type": "Ready", "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    now = datetime.fromisoformat("2026-01-01T00:00:00+00:00") + timedelta(seconds=seconds)
+    found = replica_of(deployment(), pod(conditions=(ready,)))
+    assert observed.judged(found, (), now, timedelta(seconds=least)).fresh is fresh
+
+
 class TestUnscheduledPods:
     SINCE = "2026-01-01T00:00:00Z"
 
@@ -212,7 +231,7 @@ class TestUnscheduledPods:
         condition = {"type": "PodScheduled", "status": status, "lastTransitionTime": self.SINCE}
         found = replica_of(deployment(), pod(phase="Pending", conditions=(condition,)))
         at = datetime.fromisoformat(self.SINCE) + timedelta(seconds=seconds)
-        return replace(observed.judged(found, (), at), executor=ObservedExecutor())
+        return replace(observed.judged(found, (), at, timedelta(0)), executor=ObservedExecutor())
 
     def test_one_that_no_node_has_had_room_for_in_five_minutes_is_no_capacity(self) -> None:
         assert self.judged(299).phase is Phase.PENDING
@@ -314,7 +333,7 @@ def test_one_whose_pod_the_api_server_has_refused_for_five_minutes_is_no_capacit
     bodies: list[dict[str, Any]], seconds: int, phase: Phase
 ) -> None:
     now = datetime.fromisoformat("2026-11-20T12:00:00+00:00") + timedelta(seconds=seconds)
-    found = observed.judged(replica_of(*bodies), (), now)
+    found = observed.judged(replica_of(*bodies), (), now, timedelta(0))
     assert replace(found, executor=ObservedExecutor()).phase is phase
 
 

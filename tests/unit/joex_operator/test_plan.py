@@ -319,6 +319,17 @@ def test_the_next_one_waits_until_the_new_one_takes_jobs():
     assert asked(actions(seen(*there), rollout=ONE_MISSING)) == ["documents-1"]
 
 
+def test_a_new_executor_that_may_yet_crash_costs_no_old_one_and_brings_no_other():
+    fresh, slow = replica(4, held=1, fresh=True), {"minReadySeconds": 60}
+    assert actions(seen(*replicas(4, held=2, **OLD), fresh), replicas=4, rollout=slow) == []
+    assert actions(seen(*replicas(4, **OLD), fresh), replicas=4, rollout=slow) == []
+    begun = replica(4, held=1, fresh=True, ready_since=NOW)
+    assert decided(seen(*replicas(4, held=2, **OLD), begun), replicas=4, rollout=slow).requeue_after == 60
+    without_surge = seen(*replicas(3, held=2, **OLD), fresh)
+    assert actions(without_surge, replicas=4, rollout={**ONE_MISSING, **slow}) == []
+    assert asked(actions(seen(*replicas(4, held=2, **OLD), replica(4, held=1)), replicas=4, rollout=slow)) != []
+
+
 def test_a_rollout_that_is_paused_changes_nothing_and_new_replicas_have_the_new_template():
     found = seen(replica(0, held=2, **OLD), replica(1, Phase.PENDING, **OLD), runnable=2)
     assert actions(found, rollout={"paused": True}) == []
