@@ -67,8 +67,9 @@ class Database:
         self._on_notification = on_notification
         self._migrate = migrate
         self._start_scheduler = start_scheduler
-        self.run_times = RunTimes()  # for pools with a target: what their reads of the latest runs have told
-        self.measured_until: datetime | None = None
+        self._run_times = RunTimes()
+        self._measured_until: datetime | None = None
+        self._measuring = asyncio.Lock()
         self._pool: asyncpg.Pool[Any] | None = None
         self._scheduler: SchedulerService | None = None
         self._is_prepared = False
@@ -115,6 +116,14 @@ class Database:
     def marks(self) -> list[Mark]:
         """The marks by which `executors.rescue` tells dead executors from live ones."""
         return self._observed.marks
+
+    async def run_times(self, connection: Connection) -> RunTimes:
+        """How long runs take, for pools with a target, with the latest runs."""
+        async with self._measuring:  # else pools that ask at the same time would add the same runs
+            for one in await pools.latest_runs(connection, self._measured_until):
+                self._run_times.add(one.task, one.group, one.runs, one.seconds)
+                self._measured_until = max(one.last_at, self._measured_until or one.last_at)
+        return self._run_times
 
     def periodic_changed(self) -> None:
         """Make the scheduler compute again what is due: periodic tasks have changed, or may have."""

@@ -200,11 +200,8 @@ class PoolReconciler:
         target = pool.spec.scaling.target
         if target is None or not _by_demand(pool):
             return None, math.inf
-        for one in await pools.latest_runs(connection, database.measured_until):
-            database.run_times.add(one.task, one.group, one.runs, one.seconds)
-            database.measured_until = max(one.last_at, database.measured_until or one.last_at)
         wait = target.wait.total_seconds()
-        return database.run_times.shares(wait), wait
+        return (await database.run_times(connection)).shares(wait), wait
 
     def _watch(self, pool: Pool) -> GrowthWatch:
         return self._watches.setdefault((pool.namespace, pool.name), GrowthWatch(_WATCH_POLLS * self._poll))
