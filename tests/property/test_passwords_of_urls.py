@@ -127,7 +127,7 @@ def operator(url: str) -> str:
     try:
         return database_name(asyncio.run(Secrets(api).database_url(pool)))
     except UrlUnknown as error:
-        raise ValueError(f"{error.reason}: {error.message}") from error
+        raise ValueError(f"{error.problem.reason}: {error}") from error
 
 
 def pieces(text: str) -> set[str]:

@@ -12,7 +12,6 @@ from joex_operator.api.names import ALLOWED
 from joex_operator.api.objects import Pool
 from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, path_of
 from joex_operator.control.fleet import UrlUnknown
-from joex_operator.decide.plan import NOT_ALLOWED
 from joex_operator.metrics import database_name
 
 _KEPT_FOR = 300.0
@@ -102,9 +101,10 @@ class Secrets:
         if (secret["metadata"].get("labels") or {}).get(label) != value:
             # Before anything else about the secret, because the author of a pool may not be one who may read it.
             raise UrlUnknown(
-                NOT_ALLOWED,
+                "SecretNotAllowed",
                 f"spec.database: secret {name!r} is not for pools. To allow it: "
                 f"kubectl --namespace {namespace} label secret {name} {label}={value}",
+                is_refusal=True,
             )
         data = secret.get("data") or {}
         self._known[namespace, name] = (time.monotonic() + _KEPT_FOR, data)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.decide.events import Event
+from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.decide.replicas import Replica
 
 
@@ -77,14 +78,8 @@ class Fleet(Protocol):
 
 
 class UrlUnknown(Exception):
-    """The URL of a pool's database is not known.
+    """The URL of a pool's database is not known; ``problem`` says why, and its message what to do."""
 
-    Attributes:
-        reason: one word, for a condition.
-        message: one line that says what to do.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, is_refusal: bool = False) -> None:
         super().__init__(message)
-        self.reason = reason
-        self.message = message
+        self.problem = DatabaseProblem(reason, message, is_refusal=is_refusal)

@@ -113,7 +113,7 @@ class PeriodicReconciler:
             try:
                 urls[name] = await self._fleet.database_url(pool)
             except UrlUnknown as error:
-                problems[name] = DatabaseProblem(error.reason, error.message)
+                problems[name] = error.problem
         return urls, problems
 
     async def _sync_rows(self, namespace: str, url: str, desired: Mapping[str, Sequence[DesiredRow]]) -> _Answer:

@@ -42,7 +42,7 @@ from joex_operator.decide.events import Event, events_of_actions, events_of_chan
 from joex_operator.decide.growth_watch import PAUSES, GrowthWatch
 from joex_operator.decide.history import History
 from joex_operator.decide.observed import judged
-from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
+from joex_operator.decide.plan import ObservedPool, Plan, decide
 from joex_operator.decide.pool_steps import pool_step
 from joex_operator.decide.replicas import ObservedExecutor, Replica
 from joex_operator.decide.scaling import Demand, Work
@@ -138,7 +138,7 @@ class PoolReconciler:
             database = self._databases.get(await self._fleet.database_url(pool))
             known, demand, worked = await self._query(pool, database)
         except UrlUnknown as error:
-            problem = DatabaseProblem(error.reason, error.message)
+            problem = error.problem
         except (JoexError, OSError) as error:
             self._fleet.recheck_url(pool)
             problem = database_problem(error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from joex.core.duration import format_duration
 from joex_operator.api.objects import Pool, SpecError
 from joex_operator.decide.actions import AskDrain, CreateReplica
-from joex_operator.decide.plan import NOT_ALLOWED, ObservedPool, Plan
+from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.replicas import Phase, Replica, asked_for, crashing, draining, ready, takers, unscheduled
 from joex_operator.decide.rollout import may_be_missing
 from joex_operator.decide.scaling import Limit, Mode
@@ -26,7 +26,7 @@ class Condition:
 
 _MISTAKES = (
     "InvalidURL", "MigrationLocksOut", "SchemaMissing", "SchemaTooNew", "SchemaTooOld", "SecretKeyMissing",
-    "SecretMissing", "SecretUnreadable", "UrlUnknown", NOT_ALLOWED,
+    "SecretMissing", "SecretNotAllowed", "SecretUnreadable", "UrlUnknown",
 )  # fmt: skip
 """Reasons that a user can fix, so that Ready, which users read first, has them too."""
 

@@ -47,16 +47,16 @@ _PATIENCE = timedelta(minutes=1)
 _SOONEST = 0.05
 
 
-NOT_ALLOWED = "SecretNotAllowed"
-"""The reason of the problem that the secret with the URL does not allow pools to use it."""
-
-
 @dataclass(frozen=True, slots=True)
 class DatabaseProblem:
-    """Why the database can't be used: a reason of one word, and a message for people."""
+    """Why the database can't be used: a reason of one word, and a message for people.
+
+    ``is_refusal``: pools may not use its URL, so that no executor may get it.
+    """
 
     reason: str
     message: str
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def _created(observed: ObservedPool, sizing: Sizing, asked: Sequence[AskDrain], 
     None, while the cluster has no room for one of this template: another one would wait beside it. And none that
     would get the URL of a secret that is not for pools.
     """
-    if observed.database_problem is not None and observed.database_problem.reason == NOT_ALLOWED:
+    if observed.database_problem is not None and observed.database_problem.is_refusal:
         return []
     leaving = {action.replica for action in asked}
     staying = [replica for replica in asked_for(observed.replicas) if replica.name not in leaving]

@@ -133,7 +133,7 @@ class ProcessFleet:
         try:
             url = await self.database_url(pool)
         except UrlUnknown as error:
-            raise FleetError(f"{name}: {error.message}") from error
+            raise FleetError(f"{name}: {error}") from error
         uid = str(uuid4())
         variables = environment(pool, index, uid=uid, url=url, inherited=self._inherited)
         process = ReplicaProcess(name, ["executor", "--app", pool.spec.app], self._parent_watch, variables, self)

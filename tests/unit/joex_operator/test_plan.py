@@ -582,7 +582,7 @@ def test_while_the_database_is_silent_a_fixed_number_is_still_made():
 
 
 def test_a_secret_that_does_not_allow_pools_comes_to_no_new_executor_and_no_old_one_ends():
-    problem = DatabaseProblem("SecretNotAllowed", "why")
+    problem = DatabaseProblem("Reason", "why", is_refusal=True)
     found = replace(seen(replica(0, Phase.UNKNOWN), runnable=None), database_problem=problem)
     fallback = {"minReplicas": 2, "maxReplicas": 9, "fallback": {"replicas": 5, "after": "1s"}}
     silent = History(unknown_since=NOW.timestamp() - 10)

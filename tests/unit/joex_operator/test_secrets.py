@@ -9,6 +9,7 @@ import pytest
 from joex_operator.cluster.secrets import Secrets
 from joex_operator.control.fleet import UrlUnknown
 from joex_operator.decide.manifests import replica_deployment, template_hash
+from joex_operator.decide.plan import DatabaseProblem
 from tests.unit.joex_operator.builders import pool
 
 
@@ -87,7 +88,7 @@ async def test_the_operator_uses_no_secret_whose_owner_has_not_allowed_it(labels
     secrets = secrets_of(api)
     with pytest.raises(UrlUnknown) as refused:
         await secrets.database_url(pool())
-    assert refused.value.reason == "SecretNotAllowed"
+    assert refused.value.problem == DatabaseProblem("SecretNotAllowed", str(refused.value), is_refusal=True)
     assert "kubectl --namespace prod label secret joex-db joex.dev/pools=allowed" in str(refused.value)
     assert secrets.digest(pool()) == ""
     api.labels = {"joex.dev/pools": "allowed"}
@@ -101,5 +102,5 @@ async def test_a_secret_that_does_not_allow_pools_tells_their_authors_nothing_of
     for api.data in ({}, {"url": "mysql://hidden"}, {"url": "postgresql://app:one@db/shop"}):
         with pytest.raises(UrlUnknown) as refused:
             await secrets_of(api).database_url(pool())
-        answers.add((refused.value.reason, str(refused.value)))
+        answers.add((refused.value.problem.reason, str(refused.value)))
     assert len(answers) == 1
