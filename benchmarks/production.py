@@ -67,10 +67,10 @@ _LOG = """
     WHERE j.executor_id IS NOT NULL
 """
 _STEPS_OF_POOLS = """
-    INSERT INTO joex_private.pool_step (namespace, pool, nr, at, before, target, ready, draining, mode, why, runnable,
-                                        held)
-    SELECT 'shop', 'documents-' || pool, nr, now() - interval '1 day' * (1 - nr / $2::float8), nr % 9, (nr + 1) % 9,
-           nr % 9, 0, 'demand', '38 jobs wait or run, 10 slots each: 4 executors', nr, nr
+    INSERT INTO joex_private.pool_step (namespace, home, pool, nr, at, before, target, ready, draining, mode, why,
+                                        runnable, held)
+    SELECT 'shop', 'shop', 'documents-' || pool, nr, now() - interval '1 day' * (1 - nr / $2::float8), nr % 9,
+           (nr + 1) % 9, nr % 9, 0, 'demand', '38 jobs wait or run, 10 slots each: 4 executors', nr, nr
     FROM generate_series(0, $1::int - 1) pool, generate_series(1, $2::int) nr
 """
 

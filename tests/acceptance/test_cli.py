@@ -297,7 +297,9 @@ async def test_it_lists_pools_and_how_they_were_sized_and_why(joex, pool):
     assert await joex.done("pools") == "no pool had a step within a day"
     async with pool.acquire() as connection:
         for namespace, target, why in (("prod", 1, "9 jobs"), ("prod", 2, "38 jobs"), ("test", 0, "\x1b[2Jno jobs")):
-            made = NewPoolStep(namespace, "docs", 0, target, 0, 0, "demand", why, target, None, 9, 0, None)
+            made = NewPoolStep(
+                namespace, f"{namespace}.1", "docs", 0, target, 0, 0, "demand", why, target, None, 9, 0, None
+            )
             await note_step(connection, made)
     rows = [line.split() for line in (await joex.done("pools")).splitlines()]
     assert rows[0] == ["POOL", "AT", "BEFORE", "TARGET", "READY", "DRAINING", "MODE", "WHY"]
@@ -315,8 +317,9 @@ async def test_it_lists_pools_and_how_they_were_sized_and_why(joex, pool):
     assert (len(one.out.splitlines()), one.complaint) == (2, "there are more: raise --limit")
     several = await joex("pools", "--steps", "docs")
     assert (several.code, several.complaint) == (
-        1, "--steps: several pools have this name: give one of prod/docs, test/docs",
+        1, "--steps: several pools have this name: give one of prod.1/docs, test.1/docs",
     )  # fmt: skip
+    assert await joex.done("pools", "--steps", "prod.1/docs") == await joex.done("pools", "--steps", "prod/docs")
     none = "the pool test/docs had no step since then"
     assert await joex.done("pools", "--steps", "test/docs", "--since", "2100-01-01T00:00:00Z") == none
 

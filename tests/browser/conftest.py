@@ -105,7 +105,7 @@ def pages(shop: dict[str, UUID]) -> Callable[[], list[str]]:
     """The paths of all pages, with something to see on each."""
     paths = [
         "/", "/fairness", "/group?queue=default&group=acme&weight=3", "/jobs", "/executors", "/simulate?hours=1",
-        "/pools", "/pool?namespace=shop&pool=documents",
+        "/pools", "/pool?home=shop&pool=documents",
         "/periodic?timer=Mon..Fri+8:00&zone=Europe/Zurich", f"/jobs/{shop['running']}", f"/jobs/{shop['failed']}",
     ]  # fmt: skip
     return lambda: paths

@@ -761,7 +761,7 @@ async def peeker(roles_of, connection, bench):
 
 
 VIEWS = ("jobs", "group_stats", "queue_stats", "executors", "periodic_tasks", "audit", "pool_steps")
-STEP = pools.NewPoolStep("prod", "docs", 0, 1, 0, 0, "demand", "1 job waits", 1, None, 1, 0, None)
+STEP = pools.NewPoolStep("prod", "prod", "docs", 0, 1, 0, 0, "demand", "1 job waits", 1, None, 1, 0, None)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -608,21 +608,21 @@ async def test_the_page_of_a_pool_begins_with_the_step_that_held_before(
 ) -> None:
     console = browse()
     assert "No pool had a step within a day" in (await console.get("/pools")).text
-    assert (await console.get("/pool?namespace=shop&pool=docs")).status_code == 404
+    assert (await console.get("/pool?home=shop&pool=docs")).status_code == 404
     await size_pool(connection, "docs", [(300, 0, 3, 9), (90, 3, 2, 8)])
-    page = (await console.get("/pool?namespace=shop&pool=docs")).text
+    page = (await console.get("/pool?home=shop&pool=docs")).text
     assert "0 steps within the last hour, and the one before" in page
     assert (page.count("3 → 2"), page.count("0 → 3")) == (1, 0)
-    page = (await console.get("/pool?namespace=shop&pool=docs&hours=6")).text
+    page = (await console.get("/pool?home=shop&pool=docs&hours=6")).text
     assert "2 steps within the last 6 hours" in page
     assert "and the one before" not in page
-    for path in ("/pools", "/pool?namespace=shop&pool=docs"):
+    for path in ("/pools", "/pool?home=shop&pool=docs"):
         assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", (await console.get(path)).text)
 
 
 async def test_pools_are_for_those_who_see_the_whole_system(browse: Open, client: Client, token: Any) -> None:
     cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
     far = browse("10.0.0.9")
-    for path in ("/pools", "/pool?namespace=shop&pool=docs"):
+    for path in ("/pools", "/pool?home=shop&pool=docs"):
         assert (await far.get(path, headers=cookie)).status_code == 403
     assert 'href="/pools"' not in (await far.get("/", headers=cookie)).text

@@ -36,7 +36,7 @@ HERE = "http://127.0.0.1:7878"
 JSON = {"Content-Type": "application/json"}
 NOBODY = uuid4()
 TOKEN = "0123456789abcdef"
-A_POOL = {"namespace": "prod", "pool": "docs"}
+A_POOL = {"home": "prod", "pool": "docs"}
 
 
 @dataclass
@@ -515,16 +515,18 @@ async def test_executors_are_listed(http, client):
 async def test_pools_are_listed_with_their_last_step_and_each_with_its_steps(http, client):
     async with client.using() as connection:
         for target, namespace in ((2, "prod"), (3, "prod"), (4, "test")):
-            step = pools.NewPoolStep(namespace, "docs", 0, target, 0, 0, "demand", "38 jobs", 2, None, 38, 0, None)
+            step = pools.NewPoolStep(
+                namespace, f"{namespace}.1", "docs", 0, target, 0, 0, "demand", "38 jobs", 2, None, 38, 0, None
+            )
             await pools.note_step(connection, step)
     listed = (await http.get("/api/v1/pools")).json()["pools"]
-    assert [(one["namespace"], one["pool"], one["target"]) for one in listed] == [
-        ("prod", "docs", 3), ("test", "docs", 4),
+    assert [(one["namespace"], one["home"], one["pool"], one["target"]) for one in listed] == [
+        ("prod", "prod.1", "docs", 3), ("test", "test.1", "docs", 4),
     ]  # fmt: skip
-    answer = (await http.get("/api/v1/pools/prod/docs/steps")).json()["steps"]
+    answer = (await http.get("/api/v1/pools/prod.1/docs/steps")).json()["steps"]
     assert [(one["nr"], one["target"], one["why"]) for one in answer] == [(2, 3, "38 jobs"), (1, 2, "38 jobs")]
-    assert len((await http.get("/api/v1/pools/prod/docs/steps?limit=1")).json()["steps"]) == 1
-    assert (await http.get("/api/v1/pools/prod/others/steps")).json() == {"steps": []}
+    assert len((await http.get("/api/v1/pools/prod.1/docs/steps?limit=1")).json()["steps"]) == 1
+    assert (await http.get("/api/v1/pools/prod.1/others/steps")).json() == {"steps": []}
 
 
 async def test_each_reading_call_is_served_by_a_database_that_allows_no_writing(client, database_url, executor):

@@ -31,7 +31,7 @@ OWNERS = "0123456789abcdef"
 ELSEWHERE = "http://joex.example.org"
 UNKNOWN = f"joex_{'A' * 43}"
 SECRET = "a secret"
-A_POOL = {"namespace": "prod", "pool": "docs"}
+A_POOL = {"home": "prod", "pool": "docs"}
 
 
 class Face:
@@ -724,7 +724,7 @@ async def test_bound_tokens_are_refused_what_concerns_the_whole_system(http_as, 
     operations = await every_operation(owner)
     of_all = {(method, path) for (method, path), one in operations.items() if one["x-whole-system"]}
     assert of_all == {
-        ("get", "/api/v1/executors"), ("get", "/api/v1/pools"), ("get", "/api/v1/pools/{namespace}/{pool}/steps"),
+        ("get", "/api/v1/executors"), ("get", "/api/v1/pools"), ("get", "/api/v1/pools/{home}/{pool}/steps"),
         ("post", "/api/v1/shutdownAndExit"), ("get", "/api/v1/timeouts"),
         ("post", "/api/v1/timeouts"),
     }  # fmt: skip

@@ -144,7 +144,7 @@ async def test_a_page_of_keyed_jobs_or_of_periodic_tasks_ends_at_the_limit_and_t
     assert pages == [2, 2, 1]
     pages, last, more = [], None, True
     while more:
-        tasks, more = await periodic.page_of_tasks(bench.connection, owner="me", after=last, most_bytes=LIMIT)
+        tasks, more = await periodic.page_of_tasks(bench.connection, owners=["me"], after=last, most_bytes=LIMIT)
         last = tasks[-1].key
         pages.append(len(tasks))
     assert pages == [2, 2, 1]

@@ -308,7 +308,7 @@ async def test_tasks_of_one_id_in_several_queues_and_groups_are_decided_each_for
     assert sorted((one.key, one.outcome) for one in fired) == [(("a", *place), "submitted") for place in places]
     jobs = await tasks.connection.fetch("SELECT queue, grp, id FROM joex.jobs ORDER BY queue, grp")
     assert [
-        (one.queue, one.group, one.last_job) for one in await periodic.list_tasks(tasks.connection, owner=USER)
+        (one.queue, one.group, one.last_job) for one in await periodic.list_tasks(tasks.connection, owners=[USER])
     ] == [tuple(job) for job in jobs]
     await tasks.connection.execute("SELECT joex.cancel(id) FROM joex.jobs WHERE (queue, grp) = ('y', 'one')")
     await tasks.due("a")
@@ -880,7 +880,9 @@ async def test_executors_that_start_at_the_same_time_do_not_stand_in_each_others
         await asyncio.gather(
             *(register_periodic_tasks(one, apps[number % 2], Settings()) for number, one in enumerate(connections))
         )
-        left = {one.id.removeprefix("shop/") for one in await periodic.list_tasks(tasks.connection, owner="app:shop")}
+        left = {
+            one.id.removeprefix("shop/") for one in await periodic.list_tasks(tasks.connection, owners=["app:shop"])
+        }
         assert left in (set("abcd"), set("bcde"))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from joex.store import periodic
 from joex_operator.api.objects import Ref
 from joex_operator.control.controller import PERIODIC, POOL, Controller
 from joex_operator.control.fleet import FleetError
@@ -36,9 +37,14 @@ class Output:
 class Fleet(ProcessFleet):
     """A fleet that can't store the statuses of some objects."""
 
-    def __init__(self, url: str, output: Output) -> None:
+    def __init__(self, url: str, output: Output, home: str) -> None:
         super().__init__({}, url, log_format="json", output=output, changed=lambda *_: None)
         self.refuses: set[str] = set()
+        self._home = home
+
+    def home(self, namespace: str) -> str:
+        assert namespace == SPACE
+        return self._home
 
     async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
         if ref.name in self.refuses:
@@ -49,9 +55,9 @@ class Fleet(ProcessFleet):
 class Operator:
     """An operator on the test's database, which reconciles every ``poll`` seconds even without a notification."""
 
-    def __init__(self, url: str, poll: float) -> None:
+    def __init__(self, url: str, poll: float, home: str = SPACE) -> None:
         self.output = Output()
-        self.fleet = Fleet(url, self.output)
+        self.fleet = Fleet(url, self.output, home)
         self.controller = Controller(self.fleet, worker="the operator", poll=poll)
         self._generation = 0
 
@@ -89,8 +95,8 @@ class Operator:
 
 
 @asynccontextmanager
-async def running_operator(url: str, poll: float) -> AsyncIterator[Operator]:
-    operator = Operator(url, poll)
+async def running_operator(url: str, poll: float, home: str = SPACE) -> AsyncIterator[Operator]:
+    operator = Operator(url, poll, home)
     running = asyncio.create_task(operator.controller.run())
     try:
         yield operator
@@ -171,6 +177,48 @@ async def test_jobs_go_on_when_all_connections_were_cut(operator: Operator, conn
     """)
     last_run = operator.status("ticks")["lastRun"]
     await eventually(lambda: operator.status("ticks")["lastRun"] > last_run, why="it goes on")
+
+
+async def test_a_cluster_leaves_the_rows_of_another_one_with_the_same_names_alone(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
+    one, other = (running_operator(database_url, 0.2, f"{SPACE}.{uid}") for uid in ("aaaaaaaa", "bbbbbbbb"))
+    async with one as first, other as second:
+        for operator, timer in ((first, "03:00"), (second, "04:00")):
+            operator.pool()
+            operator.task("nightly", timer)
+            await operator.until_ready("nightly", "Stored" if operator is first else "OwnedByOther")
+        second.remove(PERIODIC, "nightly")
+        second.task("hourly", "hourly")
+        await second.until_ready("hourly")
+        rows = await connection.fetch(OURS.format("id, owner, timer"))
+        assert sorted(map(tuple, rows)) == [
+            (f"{SPACE}/hourly", f"kubernetes:{SPACE}.bbbbbbbb/pool", "hourly"),
+            (f"{SPACE}/nightly", f"kubernetes:{SPACE}.aaaaaaaa/pool", "03:00"),
+        ]
+
+
+async def test_the_rows_of_all_pools_of_a_database_are_read_together(
+    operator: Operator, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    list_tasks = periodic.list_tasks
+
+    def counted(*args: Any, owners: list[str], **more: Any) -> Any:
+        asked.append(len(owners))
+        return list_tasks(*args, owners=owners, **more)
+
+    for pool in ("one", "two", "three"):
+        operator.pool(pool)
+        operator.task(f"of-{pool}", "03:00", pool)
+    for pool in ("one", "two", "three"):
+        await operator.until_ready(f"of-{pool}")
+    monkeypatch.setattr(periodic, "list_tasks", counted)
+    operator.task("last", "03:00", "one")
+    await operator.until_ready("last")
+    assert set(asked) == {3}
+    owners = await connection.fetch(OURS.format("DISTINCT owner"))
+    assert {row[0] for row in owners} == {f"kubernetes:{SPACE}/{pool}" for pool in ("one", "two", "three")}
 
 
 async def test_a_database_that_no_pool_uses_any_more_is_left_without_rows_and_connections(

@@ -566,17 +566,17 @@ class TestWatch:
         assert [row["name"] for row in names] == ["p/b", "w"]
 
 
-def step(pool: str = "docs", *, namespace: str = "prod", **more: Any) -> pools.NewPoolStep:
+def step(pool: str = "docs", *, namespace: str = "prod", home: str | None = None, **more: Any) -> pools.NewPoolStep:
     """A step of a pool."""
     fields: dict[str, Any] = {
         "before": 0, "target": 2, "ready": 0, "draining": 0, "mode": "demand", "why": "38 jobs", "wanted": 2,
         "capped_by": None, "runnable": 38, "held": 0, "next_due": None, **more,
     }  # fmt: skip
-    return pools.NewPoolStep(namespace, pool, **fields)
+    return pools.NewPoolStep(namespace, home or namespace, pool, **fields)
 
 
-async def steps(bench, pool: str = "docs", namespace: str = "prod") -> list[pools.PoolStep]:
-    return await pools.list_steps(bench.connection, namespace, pool, most=10_000)
+async def steps(bench, pool: str = "docs", home: str = "prod") -> list[pools.PoolStep]:
+    return await pools.list_steps(bench.connection, home, pool, most=10_000)
 
 
 async def make_older(bench, age: str, pool: str = "docs") -> None:
@@ -627,6 +627,15 @@ class TestSteps:
         ]  # fmt: skip
         assert [one.namespace for one in await pools.list_pools(bench.connection, "docs")] == ["prod", "test"]
 
+    async def test_pools_of_two_clusters_with_namespaces_of_one_name_have_their_own_steps(self, bench) -> None:
+        for home in ("prod.aaaaaaaa", "prod.bbbbbbbb"):
+            await pools.note_step(bench.connection, step(home=home, why=home))
+        assert [(one.namespace, one.home) for one in await pools.list_pools(bench.connection)] == [
+            ("prod", "prod.aaaaaaaa"), ("prod", "prod.bbbbbbbb"),
+        ]  # fmt: skip
+        [found] = await steps(bench, home="prod.bbbbbbbb")
+        assert (found.why, found.nr) == ("prod.bbbbbbbb", 1)
+
     async def test_of_two_operators_at_once_one_writes_and_the_other_learns_that_it_came_second(
         self, bench, another_connection, waiting_for_a_lock
     ) -> None:
@@ -659,8 +668,8 @@ class TestSteps:
     async def test_at_most_five_thousand_steps_of_a_pool_are_kept_and_a_call_deletes_few(self, bench) -> None:
         await bench.connection.execute("""
             INSERT INTO joex_private.pool_step
-                (namespace, pool, nr, before, target, ready, draining, mode, why, runnable, held)
-            SELECT 'prod', pool, nr, nr, 1, 0, 0, 'demand', '', 0, 0
+                (namespace, home, pool, nr, before, target, ready, draining, mode, why, runnable, held)
+            SELECT 'prod', 'prod', pool, nr, nr, 1, 0, 0, 'demand', '', 0, 0
             FROM generate_series(1, 5150) nr, unnest('{docs,other}'::text[]) pool""")
         for target, kept in ((2, 5051), (3, 5000), (4, 5000)):
             await pools.note_step(bench.connection, step(target=target))

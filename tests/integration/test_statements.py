@@ -113,7 +113,7 @@ CALLS = {
     "name_of": "joex_private.name_of(f) FROM pg_proc f LIMIT 1",
     "secure": "joex_private.secure()",
     "seen_by_floors": "count(*) FROM joex_private.seen_by_floors(true)",
-    "note_pool_step": "joex_private.note_pool_step('a', 'b', 0, 1, 0, 0, 'demand', '', 1, NULL, 1, 0, 9.5)",
+    "note_pool_step": "joex_private.note_pool_step('a', 'a.1', 'b', 0, 1, 0, 0, 'demand', '', 1, NULL, 1, 0, 9.5)",
     "forget_pool_steps": "joex_private.forget_pool_steps(1)",
     "note_act": "joex_private.note_act('cancel', 'a')",
     "forget_acts": "joex_private.forget_acts('1 day')",

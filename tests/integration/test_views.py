@@ -236,7 +236,8 @@ COLUMNS = {
     "queue_stats": "queue waiting deferred scheduled running stuck oldest_runnable_seconds groups",
     "executors": "id app_id state held pool_size queues host pid pod_uid http_address version tasks started_at "
     "heartbeat_at left_at silent_seconds",
-    "pool_steps": "namespace pool nr at before target ready draining mode why wanted capped_by runnable held next_due",
+    "pool_steps": "namespace home pool nr at before target ready draining mode why wanted capped_by runnable held "
+    "next_due",
 }
 
 

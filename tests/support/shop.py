@@ -64,7 +64,20 @@ async def size_pool(
         if capped:
             why = f"{why}; the maximum is {target}"
         step = pools.NewPoolStep(
-            namespace, pool, before, target, before, 0, "demand", why, wanted, capped, runnable, before * SLOTS, None
+            namespace,
+            namespace,
+            pool,
+            before,
+            target,
+            before,
+            0,
+            "demand",
+            why,
+            wanted,
+            capped,
+            runnable,
+            before * SLOTS,
+            None,
         )
         assert await pools.note_step(connection, step)
         await connection.execute(

@@ -11,7 +11,7 @@ BEGIN = END - timedelta(hours=1)
 
 def step(minutes: float, target: int, ready: int = 0, runnable: int = 0) -> PoolStep:
     at = END - timedelta(minutes=minutes)
-    return PoolStep("prod", "docs", 1, at, 0, target, ready, 0, "demand", "", None, None, runnable, 0, None)
+    return PoolStep("prod", "prod", "docs", 1, at, 0, target, ready, 0, "demand", "", None, None, runnable, 0, None)
 
 
 def test_a_size_lasts_from_its_step_to_the_next_one_and_the_last_one_to_the_end():

@@ -49,27 +49,27 @@ def pools(
     begin = given if given is None or isinstance(given, datetime) else datetime.now(UTC) - given
 
     async def work(connection: Connection) -> list[PoolStep]:
-        namespace, name = await _pool(connection, steps)
-        return await list_steps(connection, namespace, name, begin, most=limit + 1)
+        home, name = await _pool(connection, steps)
+        return await list_steps(connection, home, name, begin, most=limit + 1)
 
     found = with_connection(database_url, work)
     _show(found, limit, f"the pool {steps} had no step since then", as_json=as_json, names=False)
 
 
 async def _pool(connection: Connection, given: str) -> tuple[str, str]:
-    """The namespace and the name of a pool.
+    """The home and the name of a pool. ``given``: its name, alone or after its namespace or its home.
 
     Raises:
         JoexError: there is none, or there are several.
     """
-    namespace, _, name = given.rpartition("/")
-    found = [one for one in await list_pools(connection, name) if namespace in ("", one.namespace)]
+    where, _, name = given.rpartition("/")
+    found = [one for one in await list_pools(connection, name) if where in ("", one.namespace, one.home)]
     if not found:
         raise JoexError(f"no pool {given!r} had a step within a day; 'joex pools' lists them")
     if len(found) > 1:
-        names = ", ".join(f"{one.namespace}/{one.pool}" for one in found)
+        names = ", ".join(f"{one.home}/{one.pool}" for one in found)
         raise JoexError(f"--steps: several pools have this name: give one of {names}")
-    return found[0].namespace, found[0].pool
+    return found[0].home, found[0].pool
 
 
 def _show(found: list[PoolStep], limit: int, nothing: str, *, as_json: bool, names: bool) -> None:

@@ -108,7 +108,7 @@ class PeriodicTasks:
             with invalid():
                 check_name("owner", owner)
         async with self._connections.using(connection) as used:
-            return await periodic.list_tasks(used, owner=owner, after=after, most=most)
+            return await periodic.list_tasks(used, owners=None if owner is None else [owner], after=after, most=most)
 
     async def get(
         self,

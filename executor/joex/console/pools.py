@@ -87,16 +87,16 @@ async def list_pools(console: TheConsole, request: Request) -> Response:
 async def show_pool(
     console: TheConsole,
     request: Request,
-    namespace: Annotated[str, Query(max_length=254)],
+    home: Annotated[str, Query(max_length=254)],
     pool: Annotated[str, Query(max_length=254)],
     hours: Annotated[int, Query(ge=1, le=24)] = 1,
 ) -> Response:
     """How a pool was sized within the last hours, and why."""
     async with console.pace.reading() as connection:
-        found = await pools.list_steps(connection, namespace, pool, most=_MOST_STEPS + 1)
+        found = await pools.list_steps(connection, home, pool, most=_MOST_STEPS + 1)
         now = await stats.now(connection)
     if not found:
-        not_found(f"No pool {pool!r} in {namespace!r} had a step within a day.")
+        not_found(f"No pool {pool!r} in {home!r} had a step within a day.")
     begin = now - timedelta(hours=hours)
     inside = sum(step.at >= begin for step in found)
     shown = found[: min(inside + 1, _MOST_STEPS)]  # with the one that held when they began

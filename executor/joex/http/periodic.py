@@ -135,7 +135,12 @@ async def list_periodic_tasks(
     """List the periodic tasks of all owners; to a bound token, those whose jobs are of its groups and queues."""
     async with client.using() as connection:
         page, more = await page_of_tasks(
-            connection, owner=owner, after=after, most=limit, bounds=caller.bounds, most_bytes=most_bytes(caller)
+            connection,
+            owners=None if owner is None else [owner],
+            after=after,
+            most=limit,
+            bounds=caller.bounds,
+            most_bytes=most_bytes(caller),
         )
     return TaskPage([_shown(task) for task in page], page[-1].key if more else None)
 

@@ -174,13 +174,13 @@ async def list_pools(client: TheClient, limit: Limit = 1000) -> Pools:
         return Pools(await pools.list_pools(connection, most=limit))
 
 
-@routes.get("/api/v1/pools/{namespace}/{pool}/steps", dependencies=[needs(Scope.VIEW, whole_system=True)])
+@routes.get("/api/v1/pools/{home}/{pool}/steps", dependencies=[needs(Scope.VIEW, whole_system=True)])
 async def list_pool_steps(
-    client: TheClient, namespace: Annotated[Name, Path()], pool: Annotated[Name, Path()], limit: Limit = 100
+    client: TheClient, home: Annotated[Name, Path()], pool: Annotated[Name, Path()], limit: Limit = 100
 ) -> PoolSteps:
     """List how the operator, or joex up, has sized a pool within the last day, and why."""
     async with client.using() as connection:
-        return PoolSteps(await pools.list_steps(connection, namespace, pool, most=limit))
+        return PoolSteps(await pools.list_steps(connection, home, pool, most=limit))
 
 
 def _with_log(job: Job, logs: Mapping[UUID, list[LogEntry]]) -> JobWithLog:

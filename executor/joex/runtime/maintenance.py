@@ -87,7 +87,7 @@ async def clean(connection: Connection) -> None:
     Raises:
         ConfigError: the row of the periodic task was changed by hand, and has no valid ages any more.
     """
-    tasks = await periodic.list_tasks(connection, [(RETENTION, None, None)], owner=SYSTEM_OWNER)
+    tasks = await periodic.list_tasks(connection, [(RETENTION, None, None)], owners=[SYSTEM_OWNER])
     try:
         args = tasks[0].args
         keep, keep_failed = parse_duration(args["keep"]), parse_duration(args["keep_failed"])
@@ -149,7 +149,7 @@ async def register_periodic_tasks(connection: Connection, app: App, settings: Se
 async def _are_registered(connection: Connection, app: App, wanted: Sequence[tuple[NewPeriodicTask, str]]) -> bool:
     """Whether the rows are as wanted, so that `put` and `keep` would change none; in doubt not: these find out."""
     most = len(wanted) + 1
-    owned = await periodic.list_tasks(connection, owner=app.owner, most=most)
+    owned = await periodic.list_tasks(connection, owners=[app.owner], most=most)
     if {row.name for row in owned} != {_key(task) for task in app.periodic_tasks}:
         return False
     found = await periodic.list_tasks(connection, [_key(task) for task, _ in wanted], most=most)

@@ -75,7 +75,8 @@ _LIST = listing(
     WHERE ($1::text[] IS NULL OR id = ANY ($1) AND EXISTS (
                SELECT FROM unnest($1::text[], $2::text[], $3::text[]) n(id, queue, grp)
                WHERE n.id = t.id AND coalesce(n.queue, t.queue) = t.queue AND coalesce(n.grp, t.grp) = t.grp))
-      AND ($4::text IS NULL OR owner = $4) AND ($5::text IS NULL OR (id, queue, grp) > ($5::text, $6::text, $7::text))
+      AND ($4::text[] IS NULL OR owner = ANY ($4))
+      AND ($5::text IS NULL OR (id, queue, grp) > ($5::text, $6::text, $7::text))
       AND ($9::text[] IS NULL OR queue = ANY ($9)) AND ($10::text[] IS NULL OR grp = ANY ($10))
       AND ($11::text IS NULL OR owner <> $11)
     ORDER BY id, queue, grp LIMIT $8::integer
@@ -313,12 +314,12 @@ async def list_tasks(
     connection: Connection,
     names: Sequence[TaskName] | None = None,
     *,
-    owner: str | None = None,
+    owners: Sequence[str] | None = None,
     after: str | None = None,
     most: int = 1000,
 ) -> list[PeriodicTask]:
     """Periodic tasks in the order of their ids, after the one with this key."""
-    tasks, _ = await page_of_tasks(connection, names, owner=owner, after=after, most=most)
+    tasks, _ = await page_of_tasks(connection, names, owners=owners, after=after, most=most)
     return tasks
 
 
@@ -326,7 +327,7 @@ async def page_of_tasks(
     connection: Connection,
     names: Sequence[TaskName] | None = None,
     *,
-    owner: str | None = None,
+    owners: Sequence[str] | None = None,
     after: str | None = None,
     most: int = 1000,
     bounds: Bounds = EVERYTHING,
@@ -346,7 +347,7 @@ async def page_of_tasks(
         rows = await connection.fetch(
             _LIST,
             *([None] * 3 if names is None else _columns(names)),
-            owner,
+            owners,
             *after_name,
             most + 1,
             bounds.queues,

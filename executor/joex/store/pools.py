@@ -31,20 +31,22 @@ _FORGET = statement("SELECT joex_private.forget_retired($1::text, $2::timestampt
 _MARK_SPARE = statement("SELECT joex_private.mark_spare($1::text, $2::boolean)")
 _POD_GONE = statement("SELECT joex_private.pod_gone($1::text, $2::integer)")
 _NOTE_STEP = statement("""
-    SELECT joex_private.note_pool_step($1::text, $2::text, $3::integer, $4::integer, $5::integer, $6::integer, $7::text,
-                                       $8::text, $9::integer, $10::text, $11::integer, $12::integer, $13::float8)
+    SELECT joex_private.note_pool_step($1::text, $2::text, $3::text, $4::integer, $5::integer, $6::integer, $7::integer,
+                                       $8::text, $9::text, $10::integer, $11::text, $12::integer, $13::integer,
+                                       $14::float8)
 """)
 _FORGET_STEPS = statement("SELECT joex_private.forget_pool_steps($1::integer)")
 _COLUMNS = (
-    "namespace, pool, nr, at, before, target, ready, draining, mode, why, wanted, capped_by, runnable, held, next_due"
+    "namespace, home, pool, nr, at, before, target, ready, draining, mode, why, wanted, capped_by, runnable, held, "
+    "next_due"
 )
 _POOLS = statement(f"""
-    SELECT DISTINCT ON (namespace, pool) {_COLUMNS} FROM joex.pool_steps
-    WHERE $1::text IS NULL OR pool = $1 ORDER BY namespace, pool, nr DESC LIMIT $2::integer
+    SELECT DISTINCT ON (home, pool) {_COLUMNS} FROM joex.pool_steps
+    WHERE $1::text IS NULL OR pool = $1 ORDER BY home, pool, nr DESC LIMIT $2::integer
 """)  # noqa: S608 - of constants
 _STEPS = statement(f"""
     SELECT {_COLUMNS} FROM joex.pool_steps
-    WHERE namespace = $1::text AND pool = $2::text AND ($3::timestamptz IS NULL OR at >= $3)
+    WHERE home = $1::text AND pool = $2::text AND ($3::timestamptz IS NULL OR at >= $3)
     ORDER BY nr DESC LIMIT $4::integer
 """)  # noqa: S608 - of constants
 _BATCH = 1000
@@ -103,6 +105,7 @@ class NewPoolStep:
     """
 
     namespace: str
+    home: str
     pool: str
     before: int
     target: int
@@ -122,6 +125,7 @@ class PoolStep:
     """How an operator has sized a pool at a time, and why: the view joex.pool_steps explains each field."""
 
     namespace: str
+    home: str
     pool: str
     nr: int
     at: datetime
@@ -236,8 +240,8 @@ async def list_pools(connection: Connection, name: str | None = None, *, most: i
 
 
 async def list_steps(
-    connection: Connection, namespace: str, pool: str, since: datetime | None = None, *, most: int
+    connection: Connection, home: str, pool: str, since: datetime | None = None, *, most: int
 ) -> list[PoolStep]:
     """The latest steps of a pool, the last one first."""
     with translated():
-        return [PoolStep(*row) for row in await connection.fetch(_STEPS, namespace, pool, since, most)]
+        return [PoolStep(*row) for row in await connection.fetch(_STEPS, home, pool, since, most)]

@@ -50,13 +50,13 @@ class ClusterFleet:
         self._foreign: dict[tuple[str, str], float] = {}
         self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
 
-    def home(self, pool: Pool) -> str:
+    def home(self, namespace: str) -> str:
         """See `Fleet.home`: two clusters have namespaces of one name, but not of one UID."""
-        return home_of(pool.namespace, self._uid_of(pool.namespace))
+        return home_of(namespace, self._uid_of(namespace))
 
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""
-        return manifests.template_hash(pool, self._image, self.home(pool), self._secrets.digest(pool))
+        return manifests.template_hash(pool, self._image, self.home(pool.namespace), self._secrets.digest(pool))
 
     def replicas(self, pool: Pool) -> list[Replica]:
         """See `Fleet.replicas`."""
@@ -68,7 +68,7 @@ class ClusterFleet:
         if self._checked.get(pool.uid) == template:
             return
         # A name that no replica has.
-        manifest = manifests.replica_deployment(pool, MOST_REPLICAS, self._image, self.home(pool))
+        manifest = manifests.replica_deployment(pool, MOST_REPLICAS, self._image, self.home(pool.namespace))
         try:
             await self._api.create(path_of(pool.namespace, "deployments"), manifest, **_STRICT, dryRun="All")
         except Invalid as error:
@@ -79,7 +79,7 @@ class ClusterFleet:
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""
         read = {"secret": self._secrets.digest(pool), "database": self._secrets.database(pool)}
-        manifest = manifests.replica_deployment(pool, index, self._image, self.home(pool), **read)
+        manifest = manifests.replica_deployment(pool, index, self._image, self.home(pool.namespace), **read)
         try:
             made: Body = await self._api.create(path_of(pool.namespace, "deployments"), manifest, **_STRICT)
         except Conflict:

@@ -145,7 +145,7 @@ class Controller:
                 self._queue.add(key, _SOON)
 
     def _is_replica(self, pool: Pool, executor: str) -> bool:
-        return replica_of(self._fleet.home(pool), pool.name, executor) is not None
+        return replica_of(self._fleet.home(pool.namespace), pool.name, executor) is not None
 
     async def _reconcile(self, key: Key) -> None:
         began, ok = time.monotonic(), True

@@ -18,8 +18,8 @@ class FleetError(Exception):
 class Fleet(Protocol):
     """Observes and changes the executors of pools. Each change is idempotent."""
 
-    def home(self, pool: Pool) -> str:
-        """The first part of the app-ids of a pool's executors. No other fleet on the same database has it."""
+    def home(self, namespace: str) -> str:
+        """The first part of the app-ids of the executors in a namespace; no other fleet on the database has it."""
 
     def template(self, pool: Pool) -> str:
         """The hash of the template of which new replicas of the pool are made.

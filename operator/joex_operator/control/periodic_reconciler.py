@@ -8,7 +8,7 @@ that is down delays no task of another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -82,7 +82,10 @@ class PeriodicReconciler:
         gone = {name: url for name, url in known.items() if name not in pools}
         here: dict[str, dict[str, list[DesiredRow]]] = {}
         for name, url in (urls | gone).items():
-            here.setdefault(url, {})[name] = [one for one in desired if one.pool == name and name not in gone]
+            here.setdefault(url, {})[name] = []
+        for one in desired:
+            if one.pool in urls:
+                here[urls[one.pool]][one.pool].append(one)
         self._last_visits[namespace] = set(gone.values())
         try:
             answers = await asyncio.gather(*(self._sync_rows(namespace, url, some) for url, some in here.items()))
@@ -121,8 +124,9 @@ class PeriodicReconciler:
         database = self._databases.get(url)
         try:
             async with database.connection() as connection:
-                owned = {owner(namespace, pool): some for pool, some in desired.items()}
-                found = {name: await _rows(connection, name) for name in owned}
+                home = self._fleet.home(namespace)
+                owned = {owner(home, pool): some for pool, some in desired.items()}
+                found = await _rows(connection, owned)
                 refused: dict[str, DatabaseProblem] = {}
                 todo = {name: changes(some, found[name]) for name, some in owned.items()}
                 for name, some in todo.items():  # in all pools first: a task may have moved to another pool
@@ -132,9 +136,8 @@ class PeriodicReconciler:
                     refused |= await _put(connection, some.put, name)
                     for key in some.disable:
                         await store.enable(connection, key, name, enabled=False, waits=False)
-                    if some:
-                        found[name] = await _rows(connection, name)
                 if any(todo.values()):
+                    found = await _rows(connection, owned)
                     database.periodic_changed()  # a pooler may drop the notification
         except (JoexError, OSError) as error:
             return database_problem(error)
@@ -177,12 +180,13 @@ async def _put(connection: Connection, rows: Sequence[NewPeriodicTask], name: st
     return refused
 
 
-async def _rows(connection: Connection, name: str) -> list[PeriodicTask]:
-    """The rows of an owner."""
-    found: list[PeriodicTask] = []
+async def _rows(connection: Connection, owners: Collection[str]) -> dict[str, list[PeriodicTask]]:
+    """The rows of each of these owners. Reads them together: a namespace may have a thousand pools."""
+    found: dict[str, list[PeriodicTask]] = {one: [] for one in owners}
     after: str | None = None
-    while page := await store.list_tasks(connection, owner=name, after=after, most=_PAGE):
-        found += page
+    while page := await store.list_tasks(connection, owners=list(owners), after=after, most=_PAGE):
+        for row in page:
+            found[row.owner].append(row)
         after = page[-1].key
         if len(page) < _PAGE:
             break

@@ -117,7 +117,7 @@ class PoolReconciler:
         # cancellation, and an operator that should end, or leads no more, would go on.
         await self._store_status(ref, pool_status(pool, observed, plan, stored, now, failure=failure))
         await self._fleet.record_events(ref, events_of_change(conditions(pool, observed, plan, failure), stored))
-        await self._steps.write(pool_step(pool, observed, plan), database)
+        await self._steps.write(pool_step(self._fleet.home(pool.namespace), pool, observed, plan), database)
         if failed is not None:
             raise failed
         return self._requeue_after(pool, plan)
@@ -157,7 +157,8 @@ class PoolReconciler:
 
     async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, list[Known]], Demand, set[str]]:
         """Query the app-ids by replica, the demand, and the crashing pods in which an executor ever registered."""
-        watch, name = self._watch(pool), app_id(self._fleet.home(pool), pool.name)
+        watch, home = self._watch(pool), self._fleet.home(pool.namespace)
+        name = app_id(home, pool.name)
         spec = pool.spec
         can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
         own = self._sharers.starting(pool, database.name)
@@ -180,14 +181,15 @@ class PoolReconciler:
                 connection,
                 spec.queues,
                 sum(scaling.most_counted(one.pool.spec) for one in sharing),
-                [app_id(self._fleet.home(one.pool), replica_name(one.pool.name, 0))[:-1] for one in sharing],
+                [app_id(self._fleet.home(one.pool.namespace), replica_name(one.pool.name, 0))[:-1] for one in sharing],
                 shares,
                 wait=wait,
             )
             pods = [uid for replica in self._fleet.replicas(pool) if replica.crashing for uid in replica.pods]
             worked = await pools.registered_in(connection, pods) if pods else set()
         known = [
-            _by_index(self._fleet.home(one.pool), one.pool, some) for one, some in zip(sharing, found, strict=True)
+            _by_index(self._fleet.home(one.pool.namespace), one.pool, some)
+            for one, some in zip(sharing, found, strict=True)
         ]
         demand = Demand(waiting.runnable, waiting.next_due, None if waiting.work is None else Work(*waiting.work))
         servers = [Server(one.slots, _running(some)) for one, some in zip(sharing, known, strict=True)]
@@ -257,12 +259,16 @@ class PoolReconciler:
         async with database.connection() as connection:
             match action:
                 case AskDrain(replica, only_if_idle):
-                    name = app_id(self._fleet.home(pool), replica)
+                    name = app_id(self._fleet.home(pool.namespace), replica)
                     return await pools.retire(connection, name, only_if_idle=only_if_idle) != "busy"
                 case MarkSpare(replica, spare):
-                    return await pools.mark_spare(connection, app_id(self._fleet.home(pool), replica), spare=spare)
+                    return await pools.mark_spare(
+                        connection, app_id(self._fleet.home(pool.namespace), replica), spare=spare
+                    )
                 case ForgetReplica(replica, retired_at):
-                    return await pools.forget_retired(connection, app_id(self._fleet.home(pool), replica), retired_at)
+                    return await pools.forget_retired(
+                        connection, app_id(self._fleet.home(pool.namespace), replica), retired_at
+                    )
                 case ReportGone(pod_uid):
                     jobs = await pools.pod_gone(connection, pod_uid, pool.spec.most_losses)
                     self._metrics.decisions.reclaimed(jobs)

@@ -41,7 +41,7 @@ class StepWriter:
             return
         now, name = time.monotonic(), database.name
         state = (
-            database.url, step.before, step.target, step.ready, step.draining, step.mode, step.capped_by,
+            database.url, step.home, step.before, step.target, step.ready, step.draining, step.mode, step.capped_by,
         )  # fmt: skip
         last = self._written.get((step.namespace, step.pool))
         if last is not None and last.state == state and now - last.at < _AGAIN_AFTER:

@@ -65,13 +65,13 @@ def row_id(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
-def owner(namespace: str, pool: str) -> str:
-    """The owner of the rows of a pool, by which pools that share a database keep theirs apart.
+def owner(home: str, pool: str) -> str:
+    """The owner of the rows of a pool, by which pools that share a database keep theirs apart, in two clusters too.
 
-    >>> owner("prod", "documents")
-    'kubernetes:prod/documents'
+    >>> owner("prod.3f2a9c1e", "documents")
+    'kubernetes:prod.3f2a9c1e/documents'
     """
-    return f"kubernetes:{namespace}/{pool}"
+    return f"kubernetes:{home}/{pool}"
 
 
 def desired_row(manifest: Mapping[str, Any], pools: Mapping[str, Pool | None]) -> DesiredRow:

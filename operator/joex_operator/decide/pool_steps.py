@@ -10,13 +10,17 @@ from joex_operator.decide.replicas import draining, ready
 from joex_operator.decide.scaling import Demand, Limit, Load, Mode, Sizing, executors_for, most_counted, slots_for
 
 
-def pool_step(pool: Pool, observed: ObservedPool, plan: Plan) -> NewPoolStep | None:
-    """What a plan makes of a pool; None: the database was away, so neither the demand nor the executors are known."""
+def pool_step(home: str, pool: Pool, observed: ObservedPool, plan: Plan) -> NewPoolStep | None:
+    """What a plan makes of a pool; None: the database was away, so neither the demand nor the executors are known.
+
+    ``home``: the first part of the app-ids of its executors, which two clusters on one database never share.
+    """
     demand, sizing, found = observed.demand, plan.sizing, plan.load
     if demand is None:
         return None
     return NewPoolStep(
         namespace=pool.namespace,
+        home=home,
         pool=pool.name,
         before=found.takers,
         target=sizing.target,

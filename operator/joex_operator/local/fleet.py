@@ -104,9 +104,9 @@ class ProcessFleet:
         self._entries: dict[str, _Entry] = {}
         self._statuses: dict[tuple[str, str], Mapping[str, Any]] = {}
 
-    def home(self, pool: Pool) -> str:
+    def home(self, namespace: str) -> str:
         """The name of this ``joex up``."""
-        return pool.namespace
+        return namespace
 
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""

@@ -76,7 +76,7 @@ async def test_an_executor_has_an_app_id_that_no_other_clusters_executor_has(fle
     await fleet.create(pool(), 0)
     [container] = api.bodies[0]["spec"]["template"]["spec"]["containers"]
     assert {"name": "JOEX_APP_ID", "value": "prod.3f2a9c1e/documents-0"} in container["env"]
-    assert fleet.home(pool()) == "prod.3f2a9c1e"
+    assert fleet.home("prod") == "prod.3f2a9c1e"
 
 
 async def test_a_name_that_another_owner_has_is_told_once_and_then_left_alone(fleet: ClusterFleet, api: Api):

@@ -14,13 +14,13 @@ SLOTS = 20
 def step(*found, runnable=0, next_due=None, deleted_at=None, size=SLOTS, **spec):
     given = pool(poolSize=size, deleted_at=deleted_at, **{"scaling": autoscaled(), **spec})
     observed = seen(*found, runnable=runnable, next_due=next_due)
-    return pool_step(given, observed, decide(given, observed, History(), NOW))
+    return pool_step("prod.3f2a9c1e", given, observed, decide(given, observed, History(), NOW))
 
 
 def test_a_step_has_the_numbers_that_were_decided_upon():
     made = step(replica(0, held=8), replica(1, Phase.PENDING), replica(2, Phase.DRAINING, held=3),
                 runnable=230, next_due=9.5)  # fmt: skip
-    assert (made.namespace, made.pool) == ("prod", "documents")
+    assert (made.namespace, made.home, made.pool) == ("prod", "prod.3f2a9c1e", "documents")
     assert (made.before, made.target, made.ready, made.draining) == (2, 10, 1, 1)
     assert (made.mode, made.wanted, made.capped_by) == ("demand", 12, "maxReplicas")
     assert (made.runnable, made.held, made.next_due) == (230, 8, 9.5)

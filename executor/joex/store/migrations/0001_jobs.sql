@@ -438,7 +438,8 @@ CREATE TABLE joex_private.retired (
 
 -- How the operators size their pools, and why: a row for each change (see joex_private.note_pool_step).
 CREATE TABLE joex_private.pool_step (
-    namespace  text NOT NULL,
+    namespace  text NOT NULL,               -- for people
+    home       text NOT NULL,               -- the first part of the app-ids of its executors: two clusters may have namespaces of one name
     pool       text NOT NULL,
     nr         bigint NOT NULL,             -- counts the steps of the pool: so a newest row, and rows in excess, are found at once
     at         timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -453,7 +454,7 @@ CREATE TABLE joex_private.pool_step (
     runnable   integer NOT NULL,
     held       integer NOT NULL,
     next_due   timestamptz,
-    PRIMARY KEY (namespace, pool, nr)
+    PRIMARY KEY (home, pool, nr)
 );
 CREATE INDEX pool_step_at ON joex_private.pool_step (at);
 

@@ -249,30 +249,30 @@ END $$;
 -- first; call again. A step that lasts is noted twice a day, so that steps of a pool that lives are always there. Of each pool
 -- 5,000 steps stay. (An operator does not wait for the answer for long, and its session should not wait on without it.)
 CREATE OR REPLACE FUNCTION joex_private.note_pool_step(
-    p_namespace text, p_pool text, p_before integer, p_target integer, p_ready integer, p_draining integer, p_mode text, p_why text,
+    p_namespace text, p_home text, p_pool text, p_before integer, p_target integer, p_ready integer, p_draining integer, p_mode text, p_why text,
     p_wanted integer, p_capped_by text, p_runnable integer, p_held integer, p_next_due float8
 ) RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET lock_timeout = '5s' AS $$
 DECLARE
     v_last joex_private.pool_step;
     v_nr bigint;
 BEGIN
-    SELECT s.* INTO v_last FROM joex_private.pool_step s WHERE s.namespace = p_namespace AND s.pool = p_pool ORDER BY s.nr DESC LIMIT 1;
+    SELECT s.* INTO v_last FROM joex_private.pool_step s WHERE s.home = p_home AND s.pool = p_pool ORDER BY s.nr DESC LIMIT 1;
     IF v_last.at > clock_timestamp() - interval '12 hours'
        AND (v_last.before, v_last.target, v_last.ready, v_last.draining, v_last.mode, v_last.capped_by)
            IS NOT DISTINCT FROM (p_before, p_target, p_ready, p_draining, p_mode, p_capped_by) THEN
         RETURN true;
     END IF;
     v_nr := coalesce(v_last.nr, 0) + 1;
-    INSERT INTO joex_private.pool_step (namespace, pool, nr, before, target, ready, draining, mode, why, wanted, capped_by, runnable,
+    INSERT INTO joex_private.pool_step (namespace, home, pool, nr, before, target, ready, draining, mode, why, wanted, capped_by, runnable,
                                         held, next_due)
-    VALUES (p_namespace, p_pool, v_nr, p_before, p_target, p_ready, p_draining, p_mode, p_why, p_wanted, p_capped_by, p_runnable,
+    VALUES (p_namespace, p_home, p_pool, v_nr, p_before, p_target, p_ready, p_draining, p_mode, p_why, p_wanted, p_capped_by, p_runnable,
             p_held, clock_timestamp() + make_interval(secs => p_next_due))
     ON CONFLICT DO NOTHING;     -- (It waits for an operator that is about to write the same number.)
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     DELETE FROM joex_private.pool_step s WHERE s.ctid = ANY (ARRAY(
-        SELECT x.ctid FROM joex_private.pool_step x WHERE x.namespace = p_namespace AND x.pool = p_pool AND x.nr <= v_nr - 5000
+        SELECT x.ctid FROM joex_private.pool_step x WHERE x.home = p_home AND x.pool = p_pool AND x.nr <= v_nr - 5000
         ORDER BY x.nr LIMIT 100 FOR UPDATE SKIP LOCKED));
     PERFORM joex_private.forget_pool_steps(100);
     RETURN true;

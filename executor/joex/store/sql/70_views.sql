@@ -229,6 +229,7 @@ GROUP BY e.id, l.executor_id;
 CREATE OR REPLACE VIEW joex.pool_steps WITH (security_barrier) AS
 WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
 SELECT s.namespace,  -- text: of the pool; for joex up, its name
+       s.home,       -- text: the namespace, and which of this name, as in app-ids: two clusters may have namespaces of one name
        s.pool,       -- text
        s.nr,         -- bigint: grows with each step of the pool
        s.at,         -- timestamptz
