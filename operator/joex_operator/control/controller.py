@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from joex.core.backoff import retry_delay
 from joex.errors import JoexError
-from joex_operator.api.names import replica_of
+from joex_operator.api.names import pools_named, replica_of
 from joex_operator.api.objects import Pool, SpecError, parse_pool, reference
 from joex_operator.control.database import Databases
 from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
@@ -135,17 +135,28 @@ class Controller:
 
     def _on_notification(self, url: str, kind: str, name: str) -> None:
         """Enqueue the pools that a notification of a database concerns."""
+        if kind == "executor":
+            self._on_news_of_executor(url, name)
+            return
         for key, pool in self._pools.items():
             if self._urls.get(key) != url:
                 continue
             if kind == "queue" and name in pool.spec.queues:
                 self._pool_reconciler.notified(pool)
                 self._queue.add(key)
-            elif kind == "all" or (kind == "executor" and self._is_replica(pool, name)):
+            elif kind == "all":
                 self._queue.add(key, _SOON)
 
-    def _is_replica(self, pool: Pool, executor: str) -> bool:
-        return replica_of(self._fleet.home(pool.namespace), pool.name, executor) is not None
+    def _on_news_of_executor(self, url: str, executor: str) -> None:
+        """Enqueue the pool of an executor. Looks at no other one: with many pools there is much news."""
+        for namespace, name in pools_named(executor):
+            key = Key(POOL, namespace, name)
+            if (
+                self._urls.get(key) == url
+                and key in self._pools
+                and replica_of(self._fleet.home(namespace), name, executor) is not None
+            ):
+                self._queue.add(key, _SOON)
 
     async def _reconcile(self, key: Key) -> None:
         began, ok = time.monotonic(), True

@@ -77,6 +77,7 @@ class Database:
         self._outage: DatabaseUnavailable | None = None
         self._try_again_at = 0.0
         self._observed = Observation(_ASK_EVERY)
+        self._rescued_by: list[Mark] = []
         self._preparing = asyncio.Lock()
         self._trouble = Trouble("listener", trouble_lines(f"listening for work in {self.name}"))
         self._listening = asyncio.create_task(self._listen())
@@ -112,10 +113,18 @@ class Database:
             self._outage, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
             raise
 
-    @property
-    def marks(self) -> list[Mark]:
-        """The marks by which `executors.rescue` tells dead executors from live ones."""
-        return self._observed.marks
+    async def rescue(self, connection: Connection, most_losses: int) -> None:
+        """End all dead executors of the database, and put their jobs back.
+
+        A rescue looks at each executor. So the many pools of a database share it: it is done once for each observation
+        by which it tells dead executors from live ones, or each time while there is none.
+        """
+        marks = self._observed.marks
+        if marks and marks == self._rescued_by:
+            return
+        self._rescued_by = marks
+        while await executors.rescue(connection, marks, most_losses):
+            pass
 
     async def run_times(self, connection: Connection) -> RunTimes:
         """How long runs take, for pools with a target, with the latest runs."""

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from joex.errors import JoexError
-from joex.store import executors, pools
+from joex.store import pools
 from joex.store.horizon import announce, oldest_transaction
 from joex.store.pools import Known
 from joex.store.statement import Connection
@@ -173,8 +173,7 @@ class PoolReconciler:
             if watch.recheck is not None:
                 watch.settle(time.monotonic(), await oldest_transaction(connection))
             # Where no executor is left, only the operator notices that the last one has died.
-            while await executors.rescue(connection, database.marks, spec.most_losses):
-                pass
+            await database.rescue(connection, spec.most_losses)
             shares, wait = await self._shares(pool, database, connection)
             sharing = [own, *self._sharers.beside(own)]
             waiting, found = await pools.demand_and_replicas(

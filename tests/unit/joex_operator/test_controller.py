@@ -56,6 +56,40 @@ async def test_a_pool_that_has_become_invalid_is_not_ready_in_the_metrics(contro
     assert b'joex_pool_condition{namespace="prod",pool="broken",type="Ready"} 0.0' in page
 
 
+class Counting(Broken):
+    """A fleet whose executors have a home with a dot; counts how often it is asked for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.homes = 0
+
+    def home(self, namespace):
+        self.homes += 1
+        return f"{namespace}.3f2a9c1e"
+
+
+async def test_news_of_an_executor_concerns_its_pool_and_costs_the_same_with_many_pools():
+    fleet = Counting()
+    controller = Controller(fleet, worker="the operator")
+    running = asyncio.create_task(controller.run())
+    for number in range(100):
+        controller.put(manifest(f"pool-{number}"))
+    for _ in range(100):
+        await asked(controller)
+    controller._failures.clear()
+    fleet.homes = 0
+    for url, executor in (
+        ("postgresql:///x", "prod.77777777/pool-8-0"), ("postgresql:///y", "prod.3f2a9c1e/pool-8-0"),
+        ("postgresql:///x", "prod.3f2a9c1e/pool-8"), ("postgresql:///x", "pool-8-0"),
+        ("postgresql:///x", "prod.3f2a9c1e/pool-7-0"),
+    ):  # fmt: skip
+        controller._on_notification(url, "executor", executor)
+    assert fleet.homes <= 4
+    assert await asked(controller) == "pool-7"
+    running.cancel()
+    await asyncio.wait({running})
+
+
 async def asked(controller):
     """The name of the pool that is reconciled next."""
     async with asyncio.timeout(PATIENCE):

@@ -94,7 +94,8 @@ CREATE TABLE joex_private.executor (
 );
 
 CREATE UNIQUE INDEX executor_one_that_takes ON joex_private.executor (app_id) WHERE left_at IS NULL AND NOT draining;
-CREATE INDEX executor_living ON joex_private.executor (app_id) WHERE left_at IS NULL;
+-- (text_pattern_ops: an operator reads the executors whose app-ids begin alike, in each collation.)
+CREATE INDEX executor_living ON joex_private.executor (app_id text_pattern_ops) WHERE left_at IS NULL;
 CREATE INDEX executor_with_orphans ON joex_private.executor (id) WHERE orphans;
 -- (Each submission reads this index; an executor writes it when it falls asleep, or has filled its slots again.)
 CREATE INDEX executor_asleep ON joex_private.executor (spare, asleep_since DESC) WHERE asleep_since IS NOT NULL;

@@ -66,7 +66,8 @@ RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, drainin
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
     SELECT app_id, e.id, e.pod_uid, coalesce(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END), 0),
            coalesce(e.draining, false), coalesce(e.spare, false), r.retired_at
-    FROM (SELECT x.* FROM joex_private.executor x WHERE x.left_at IS NULL AND starts_with(x.app_id, p_prefix)) e
+    FROM (SELECT x.* FROM joex_private.executor x     -- (by executor_living: there may be the executors of a thousand pools)
+          WHERE x.left_at IS NULL AND x.app_id ~>=~ p_prefix AND x.app_id ~<~ (p_prefix || chr(1114111))) e
     FULL JOIN (SELECT x.* FROM joex_private.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
     LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone
                FROM joex_private.held j GROUP BY j.executor_id) h
