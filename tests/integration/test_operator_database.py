@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from joex.core.lease import Mark
 from joex.errors import DatabaseUnavailable
 from joex.store.database import create_pool
 from joex_operator.control.database import Database
@@ -37,30 +38,42 @@ async def test_a_cancellation_during_the_close_is_passed_on(close):
     assert closing.cancelled()
 
 
-async def test_the_many_pools_of_a_database_share_a_rescue(database_url, monkeypatch):
-    """A rescue looks at each executor of the database."""
-    found: list[int] = []
+class Observed:
+    """An observation that is as a test says."""
 
-    async def rescue(*_):
-        found.append(1)
+    def __init__(self):
+        self.marks = []
+
+    def answered(self, *_):
+        return False
+
+    def break_off(self):
+        pass
+
+
+async def test_the_many_pools_of_a_database_share_the_rescue_of_an_observation(database_url, monkeypatch):
+    """A rescue looks at each executor of the database."""
+    rescues = []
+
+    async def rescue(_connection, marks, _losses):
+        rescues.append(list(marks))
         return []
 
     monkeypatch.setattr("joex.store.executors.rescue", rescue)
-    monkeypatch.setattr("joex_operator.control.database._ASK_EVERY", 3600.0)  # it observes once, at its start
     start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
     database = Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler)
+    observed = Observed()
+    monkeypatch.setattr(database, "_observed", observed)
+    first, second = [Mark(1.0, 5)], [Mark(0.5, 7), Mark(2.5, 5)]
     try:
-        await eventually(lambda: _has_observed(database), why="it has observed")
         async with database.connection() as connection:
-            for _ in range(10):
-                await database.rescue(connection, 3)
+            for marks in ([], first, second, []):
+                observed.marks = marks
+                for _ in range(2):
+                    await database.rescue(connection, 3)
     finally:
         await database.close()
-    assert len(found) == 1
-
-
-def _has_observed(database):
-    return bool(database._observed.marks)
+    assert rescues == [[], [], first, second, [], []]
 
 
 async def test_each_outage_has_a_line_when_it_begins_and_one_when_it_is_over_though_it_reads_as_the_last(

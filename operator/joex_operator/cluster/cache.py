@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from joex_operator.decide import observed
@@ -79,16 +79,19 @@ class Indexer(Generic[Observed]):
         """The objects of a pool."""
         return self._by_pool.get((namespace, pool), {}).values()
 
-    def replace(self, bodies: Iterable[Body], listed_at: int, namespace: str) -> set[Key]:
-        """Apply a list of all objects of a namespace ("": of the cluster) at a version; returns the changed pools."""
-        changed, there = set(), set()
+    def put_all(self, bodies: Iterable[Body]) -> set[Key]:
+        """Apply a page of a list; returns the changed pools."""
+        changed = set()
         for body in bodies:
-            key = _key(body)
-            there.add(key)
-            before = self._objects.get(key)
+            before = self._objects.get(_key(body))
             one = self.put(body)
             if one is not None and (before is None or before[1] != one):
                 changed.add((one.namespace, one.pool))
+        return changed
+
+    def forget_absent(self, there: Collection[Key], listed_at: int, namespace: str) -> set[Key]:
+        """Remove the objects that the list of a namespace ("": of all) at a version lacks; returns their pools."""
+        changed = set()
         for key, (known, one) in list(self._objects.items()):
             if key not in there and known <= listed_at and namespace in ("", key[0]):
                 self._forget(key)

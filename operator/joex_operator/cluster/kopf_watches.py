@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 import kopf
 
 from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
-from joex_operator.cluster.cache import version
+from joex_operator.cluster.cache import Indexer, Key, version
 from joex_operator.cluster.fleet import ClusterFleet
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, Object, describe, path_of
+from joex_operator.cluster.kubernetes_api import PAGE, ApiError, KubernetesApi, NotFound, Object, describe, path_of
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.cluster.watch_session import WatchSession
 from joex_operator.control.controller import PERIODIC, POOL, Controller
@@ -177,26 +177,31 @@ class KopfWatches:
         for kind in _LISTED:
             for namespace in self._namespaces or ("",):
                 query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
-                listed = await self._api.get(path_of(namespace, kind), **query)
-                self._take_list(kind, namespace, listed)
+                at, there = 0, set[Key]()
+                async for page in self._api.pages(path_of(namespace, kind), **query):
+                    at = at or version(page)
+                    there |= {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page["items"]}
+                    self._take_page(kind, page["items"])
+                self._forget_absent(kind, there, at, namespace)
 
-    def _take_list(self, kind: str, namespace: str, listed: Object) -> None:
-        at, bodies = version(listed), listed["items"]
+    def _take_page(self, kind: str, bodies: Sequence[Object]) -> None:
         if kind in _OBJECTS:
-            there = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in bodies}
             for body in bodies:
                 self._put_object(_OBJECTS[kind], body)
+            return
+        for pool in self._indexer(kind).put_all(bodies):
+            self._controller.enqueue(*pool)
+
+    def _forget_absent(self, kind: str, there: Collection[Key], at: int, namespace: str) -> None:
+        if kind in _OBJECTS:
             for key in self._fleet.forget_absent(_OBJECTS[kind], there, at, namespace):
                 self._controller.remove(_OBJECTS[kind], *key)
             return
-        cache = self._fleet.cache
-        changed = (
-            cache.deployments.replace(bodies, at, namespace)
-            if kind == "deployments"
-            else cache.pods.replace(bodies, at, namespace)
-        )
-        for pool in changed:
+        for pool in self._indexer(kind).forget_absent(there, at, namespace):
             self._controller.enqueue(*pool)
+
+    def _indexer(self, kind: str) -> Indexer[ObservedDeployment] | Indexer[ObservedPod]:
+        return self._fleet.cache.deployments if kind == "deployments" else self._fleet.cache.pods
 
     def _put_object(self, kind: str, body: Mapping[str, Any]) -> None:
         if not self._claims.holds(body["metadata"]["namespace"]):
@@ -232,6 +237,8 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = _STREAM
     settings.watching.client_timeout = _STREAM + 60.0
     settings.watching.connect_timeout = 30.0
+    settings.watching.chunk_size = PAGE
+    settings.queueing.idle_timeout = 0.1  # the worker of each object keeps the object's last event until then
     settings.networking.request_timeout = 30.0
     settings.networking.error_backoffs = _TRY_AGAIN_IN
     settings.watching.label_selectors["deployments"] = POOL_LABEL

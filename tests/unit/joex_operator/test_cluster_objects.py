@@ -5,7 +5,10 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from joex_operator.api.objects import Ref
 from joex_operator.cluster.fleet import ClusterFleet
+from joex_operator.cluster.kopf_watches import KopfWatches
 from joex_operator.cluster.kubernetes_api import KubernetesApi
+from joex_operator.cluster.namespace_claims import NamespaceClaims
+from joex_operator.control.controller import Controller
 from joex_operator.metrics import OperatorMetrics
 
 PLACE = ("prod", "documents")
@@ -14,6 +17,45 @@ PLACE = ("prod", "documents")
 def body(version, name="documents", namespace="prod", **status):
     metadata = {"namespace": namespace, "name": name, "resourceVersion": str(version)}
     return {"kind": "JoexPool", "metadata": metadata, "status": status}
+
+
+class Pages(KubernetesApi):
+    """The lists of an API server, in pages of two."""
+
+    def __init__(self, client, bodies):
+        super().__init__(client, OperatorMetrics())
+        self.bodies = bodies
+
+    async def get(self, path, **query):
+        if not path.endswith("/deployments"):
+            return {"metadata": {"resourceVersion": "10"}, "items": []}
+        assert query["limit"]
+        begin = int(query.get("continue", "0"))
+        more = {"continue": str(begin + 2)} if begin + 2 < len(self.bodies) else {}
+        return {"metadata": {"resourceVersion": "10", **more}, "items": self.bodies[begin : begin + 2]}
+
+
+async def test_lists_are_read_in_pages_and_what_is_on_none_is_gone():
+    async with ApiClient(Configuration()) as client:
+        api = Pages(client, [deployment(f"documents-{number}") for number in range(5)])
+        fleet = ClusterFleet(api, image="joex", identity="operator", uid_of=str)
+        controller = Controller(fleet, worker="operator")
+        watches = KopfWatches(api, fleet, controller, (), claims=NamespaceClaims(api, "joex"), identity="operator")
+
+        def known():
+            return sorted(one.replica for one in fleet.cache.deployments.of("prod", "documents"))
+
+        await watches.resync()
+        assert known() == [f"documents-{number}" for number in range(5)]
+        del api.bodies[1]
+        await watches.resync()
+        assert known() == [f"documents-{number}" for number in (0, 2, 3, 4)]
+
+
+def deployment(name):
+    labels = {"joex.dev/pool": "documents", "joex.dev/replica": name}
+    metadata = {"namespace": "prod", "name": name, "uid": f"uid of {name}", "resourceVersion": "5", "labels": labels}
+    return {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1, "template": {"metadata": {}}}}
 
 
 @pytest.fixture

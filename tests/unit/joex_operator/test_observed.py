@@ -354,19 +354,19 @@ class TestMirror:
         cache = Cache()
         cache.deployments.put(deployment("p-0", version=5))
         cache.deployments.put(deployment("p-1", version=20))
-        assert cache.deployments.replace([], 10, "") == {("prod", "p")}
+        assert cache.deployments.forget_absent((), 10, "") == {("prod", "p")}
         assert [replica.name for replica in cache.replicas("prod", "p", "pool-uid")] == ["p-1"]
 
     def test_a_list_of_one_namespace_says_nothing_of_others(self) -> None:
         cache = Cache()
         cache.deployments.put(deployment(version=5))
-        assert cache.deployments.replace([], 10, "test") == set()
-        assert cache.deployments.replace([], 10, "prod") == {("prod", "p")}
+        assert cache.deployments.forget_absent((), 10, "test") == set()
+        assert cache.deployments.forget_absent((), 10, "prod") == {("prod", "p")}
 
     def test_a_list_that_says_nothing_new_wakes_nobody(self) -> None:
         cache = Cache()
         cache.deployments.put(deployment(version=5))
-        assert cache.deployments.replace([deployment(version=6)], 10, "") == set()
+        assert cache.deployments.put_all([deployment(version=6)]) == set()
 
     def test_pools_do_not_mix(self) -> None:
         cache = Cache()
