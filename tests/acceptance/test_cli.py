@@ -248,7 +248,7 @@ async def test_a_job_is_submitted_and_listed_and_shown_and_steered(joex):
     assert none_waits == "no jobs"
     assert await joex.done("retry", job_id) == f"{job_id} waits again"
     assert (await joex("retry", job_id)).complaint == (
-        f"job {job_id}: it is waiting; only failed, cancelled and stuck jobs can be retried"
+        f"job {job_id}: it is waiting; only jobs that failed, were cancelled, are stuck or not due can be retried"
     )
     assert await joex.done("remove", job_id) == f"{job_id} removed now, or when its run has ended"
     assert await joex.done("jobs") == "no jobs"

@@ -256,6 +256,16 @@ async def test_five_hundred_failed_jobs_are_retried_by_a_filter(
     assert await connection.fetchval(waiting) == 500
 
 
+async def test_a_job_that_waits_for_its_time_runs_now(viewer: Viewer, client: Client) -> None:
+    job_id = await client.submit("report.make", group="globex", not_before="1h")
+    page = await viewer.open(f"/jobs/{job_id}")
+    await expect(page.locator(".reasons")).to_contain_text("it is not due before")
+    await page.get_by_role("button", name="Run now").click()
+    await expect(page.get_by_role("status").filter(visible=True)).to_contain_text("waits again")
+    await expect(page.locator(".reasons")).not_to_contain_text("it is not due before")
+    await expect(page.get_by_role("button", name="Run now")).to_have_count(0)
+
+
 async def test_a_timer_is_explained_while_it_is_typed(viewer: Viewer) -> None:
     page = await viewer.open("/periodic")
     await page.get_by_role("textbox", name="Timer").press_sequentially("*-*-01 4:00")

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_network
 from typing import Any
@@ -309,6 +310,25 @@ async def test_all_that_matches_is_changed_but_no_more_than_was_confirmed(
     far = browse("10.0.0.9", app=app)
     assert (await far.get(where)).status_code == 303
     assert (await console.post("/all?act=cancel", data={"number": "0"}, headers=HERE)).status_code == 400
+
+
+async def test_jobs_that_are_not_due_run_now_one_or_all_that_match(
+    browse: Open, client: Client, token: Callable[..., Any]
+) -> None:
+    jobs = [NewJob("mail.send", {}, "acme", not_before=datetime(2100, 1, 1, tzinfo=UTC)) for _ in range(3)]
+    [first, *others] = [one for one in await client.submit_many(jobs) if one is not None]
+    app = create_console(client)
+    console = browse(app=app)
+    assert "Run now" in (await console.get(f"/jobs/{first}")).text
+    answer = await console.post(f"/jobs/{first}/run_now", headers=HERE)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{first}?done=retried")
+    assert "Run now" not in (await console.get(f"/jobs/{first}")).text
+    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW)}"}
+    assert "Run now" not in (await far.get(f"/jobs/{others[0]}", headers=cookie)).text
+    assert (await far.post(f"/jobs/{others[0]}/run_now", headers=HERE | cookie)).status_code == 403
+    answer = await console.post("/all?act=run_now&group=acme", data={"number": 3}, headers=HERE)
+    await eventually(partial(_says, console, answer.headers["location"], "2 jobs of 3 changed"), why="it ends")
+    assert [job.due_at for one in (first, *others) if (job := await client.get(one))] == [None] * 3
 
 
 async def test_an_act_on_many_jobs_can_be_stopped(

@@ -626,7 +626,9 @@ async def test_a_failed_job_runs_again(http, client):
     assert (await client.get(job_id)).state == "waiting"
     again = await http.post(f"/api/v1/job/{job_id}/retry")
     assert again.status_code == 409
-    assert again.json() == {"detail": "the job is waiting: only a failed, stuck or cancelled job can run again"}
+    assert again.json() == {
+        "detail": "the job is waiting: only a job that failed, was cancelled, is stuck or not due can be retried"
+    }
 
 
 @pytest.mark.parametrize(

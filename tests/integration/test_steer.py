@@ -323,6 +323,26 @@ async def test_a_cancelled_job_that_is_run_again_is_not_cancelled_again(bench, m
     assert await bench.state(job_id) == "success"
 
 
+async def test_a_job_that_is_not_due_can_be_run_now_in_its_place_and_wakes_who_sleeps(
+    bench, me, client, another_connection
+):
+    later = await client.submit("a", not_before="1h")
+    second, third = await client.submit("a"), await client.submit("a", not_before="1h")
+    assert await bench.take_one(me) is not None
+    await bench.connection.execute("SELECT joex_private.fall_asleep($1)", me)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
+    fourth = await client.submit("a", not_before="1h")
+    assert await client.retry(third)
+    assert await asyncio.wait_for(heard, PATIENCE) == {"queue": "default", "executors": [me]}
+    assert await client.retry(later)
+    assert not await client.retry(later)
+    assert [taken.id for taken in await bench.take(me, 5)] == [later, third]
+    assert await bench.state(second) == "scheduled"
+    assert (await bench.job(fourth)).due_at is not None
+
+
 @pytest.mark.parametrize("state", ["waiting", "scheduled", "running", "success"])
 async def test_a_job_that_runs_or_waits_or_succeeded_is_not_run_again(bench, me, state):
     job_id = await bench.job_in(state, me)

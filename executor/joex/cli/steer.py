@@ -61,9 +61,10 @@ def retry(
     most: Annotated[int | None, typer.Option(min=1, help="Retry at most this many.", show_default="10000")] = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Run failed, cancelled or stuck jobs again.
+    """Run failed, cancelled or stuck jobs again, and jobs that are not due now.
 
-    Failed and cancelled jobs wait in line again, with all their retries. Stuck jobs are retried now instead of later.
+    Failed and cancelled jobs wait in line again, with all their retries. Stuck jobs are retried now instead of later,
+    and waiting jobs don't wait for their time.
     """
     if bool(job_ids) == failed:
         raise ConfigError("retry: give either ids of jobs, or --failed (with --queue, --group, --task, --most)")
@@ -119,7 +120,9 @@ async def _retry_one(client: Client, job_id: UUID) -> str:
     if await client.retry(job_id):
         return "waits again"
     state = (await get_job(client, job_id)).state
-    raise JoexError(f"job {job_id}: it is {state}; only failed, cancelled and stuck jobs can be retried")
+    raise JoexError(
+        f"job {job_id}: it is {state}; only jobs that failed, were cancelled, are stuck or not due can be retried"
+    )
 
 
 async def _each(client: Client, job_ids: Sequence[UUID], one: Callable[[Client, UUID], Awaitable[str]]) -> None:

@@ -161,7 +161,7 @@ class Calls:
             return await keyed.remove(used, job_id)
 
     async def retry(self, job_id: UUID, *, connection: AnyConnection | None = None) -> bool:
-        """Run a failed or cancelled job again, or a stuck one now; False if the job is none of these."""
+        """Run a failed or cancelled job again, or now one that is stuck or not due; False if it is none of these."""
         async with self.connections.using(connection) as used:
             return await jobs.retry(used, job_id)
 

@@ -77,7 +77,8 @@ async def _delete(connection: Connection, job_id: UUID) -> str:
 
 ACTS = {
     "cancel": Act(_cancel, _OPEN, "Cancel", lambda job: job.cancel_requested),
-    "retry": Act(_retry, (State.FAILED, State.CANCELLED, State.STUCK), "Run again"),
+    "retry": Act(_retry, (State.FAILED, State.CANCELLED), "Run again"),
+    "run_now": Act(_retry, (State.WAITING, State.STUCK), "Run now", lambda job: job.due_at is None),
     "high": Act(_high, (State.WAITING,), "High priority", lambda job: job.priority == "high"),
     "low": Act(_low, (State.WAITING,), "Low priority", lambda job: job.priority == "low"),
     "delete": Act(_delete, _ENDED, "Delete"),

@@ -114,11 +114,11 @@ class JobAdmin(_ReadOnly):
         ends = {"cancelled": "cancelled", "requested": "asked to end", "finished": "finished before"}
         self._say(request, {said: answers[answer] for answer, said in ends.items()})
 
-    @admin.action(permissions=["retry"], description="Run the selected jobs again")
+    @admin.action(permissions=["retry"], description="Run the selected jobs again, or now")
     def retry(self, request: HttpRequest, chosen: Any) -> None:
-        """Run failed and cancelled jobs again, and stuck ones now."""
+        """Run failed and cancelled jobs again, and now those that are stuck or not due."""
         answers = self._each(request, chosen, joex.sync.Client.retry)
-        self._say(request, {"to run again": answers[True], "not failed, cancelled or stuck": answers[False]})
+        self._say(request, {"to run again": answers[True], "that run, succeeded, or are due": answers[False]})
 
     def _each(self, request: HttpRequest, chosen: Any, call: Callable[[joex.sync.Client, UUID], Any]) -> Counter[Any]:
         """Call a method of the client for each job; returns how many times it gave each answer."""

@@ -227,11 +227,11 @@ async def delete_job(client: TheClient, caller: TheCaller, job_id: JobId) -> Don
 
 @routes.post("/api/v1/job/{job_id}/retry", responses=refusals(404, 409), dependencies=[needs(Scope.OPERATE)])
 async def retry_job(client: TheClient, caller: TheCaller, job_id: JobId) -> Done:
-    """Run a failed or cancelled job again, or a stuck one now."""
+    """Run a failed or cancelled job again, or now one that is stuck or not due."""
     async with acting(client, caller) as connection:
         is_retried = await client.retry(job_id, connection=connection)
     if not is_retried:
-        await _refuse(client, job_id, "only a failed, stuck or cancelled job can run again")
+        await _refuse(client, job_id, "only a job that failed, was cancelled, is stuck or not due can be retried")
     return Done("the job waits to run again")
 
 

@@ -268,7 +268,7 @@ async def set_args(connection: Connection, job_id: UUID, args: Mapping[str, Any]
 
 
 async def retry(connection: Connection, job_id: UUID) -> bool:
-    """Run a failed, cancelled or stuck job again, now; False if it is none of these."""
+    """Run a failed, cancelled or stuck job again, or one that is not due, now; False if it is none of these."""
     with translated():
         return bool(await connection.fetchval(_RETRY, job_id))
 

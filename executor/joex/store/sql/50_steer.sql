@@ -79,8 +79,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- Run a failed, cancelled or stuck job again, now, with all its retries. Returns false, and changes nothing, if the job is in another
--- state.
+-- Run a failed, cancelled or stuck job again, now, with all its retries; or a waiting job before its not_before, in its place by id. Returns
+-- false, and changes nothing, if the job is in another state, or is due already.
 CREATE OR REPLACE FUNCTION joex.retry(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
@@ -102,7 +102,7 @@ BEGIN
         state = CASE WHEN j.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex_private.job_state,
         due_at = NULL, finished_at = NULL, runnable_since = clock_timestamp(), failures = 0, losses = 0, suspect = false,
         cancel_requested = false
-    WHERE j.id = id AND j.state IN ('failed', 'cancelled', 'stuck') RETURNING j.queue INTO v_queue;
+    WHERE j.id = id AND (j.state IN ('failed', 'cancelled', 'stuck') OR j.state = 'waiting' AND j.due_at IS NOT NULL) RETURNING j.queue INTO v_queue;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
