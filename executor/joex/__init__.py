@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         WorkerConflict,
     )
     from joex.results import NoResult
-    from joex.store.job_logs import LogEntry
+    from joex.store.job_logs import Attempt, LogEntry
     from joex.store.jobs import Job
     from joex.store.periodic import PeriodicTask
     from joex.store.stats import GroupSetting, GroupStats
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "App": "joex.task",
     "AppIdInUse": "joex.errors",
+    "Attempt": "joex.store.job_logs",
     "Cancel": "joex.errors",
     "Client": "joex.client.client",
     "ConfigError": "joex.errors",
@@ -100,6 +101,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "App",
     "AppIdInUse",
+    "Attempt",
     "Cancel",
     "Client",
     "ConfigError",

@@ -173,6 +173,9 @@ class Client(_Blocking[calls.Calls], Submits[UUID, UUID | None]):
     @_blocking(calls.Calls.log)
     def log(self) -> None: ...
 
+    @_blocking(calls.Calls.attempts)
+    def attempts(self) -> None: ...
+
     def wait(
         self, job_id: UUID, *, states: Collection[str] = FINAL, timeout: timedelta | float | str | None = None
     ) -> Job | None:

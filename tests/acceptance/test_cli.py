@@ -26,6 +26,7 @@ import pytest
 
 from joex import Client
 from joex.cli import main
+from joex.cli.output import iso
 from joex.config import Settings
 from joex.store import roles
 from joex.store.database import connect
@@ -35,6 +36,7 @@ from joex.store.pools import NewPoolStep, note_step
 from joex.store.roles import RoleScopes
 from tests.support import loaded
 from tests.support.proxy import Proxy
+from tests.support.shop import executor, finish, take
 from tests.support.waiting import PATIENCE, eventually
 
 NOWHERE = "019f0000-0000-7000-8000-000000000000"
@@ -349,6 +351,18 @@ async def test_a_page_of_jobs_says_how_to_go_on(joex, client):
     assert listed == [str(job_id) for job_id in [*unfinished, *reversed(finished)]]
     only = await joex("jobs", "--json", "--queue", "other", "--state", "cancelled", "--limit", "1")
     assert [job["id"] for job in only.json] == [str(finished[-1])]
+
+
+async def test_show_has_each_attempt_with_its_end(joex, client, pool):
+    job_id = await client.submit("mail.send", queue="mails")
+    async with pool.acquire() as connection:
+        taken = await take(connection, await executor(connection, "shop/mails-0", queues=["mails"]), 1, queue="mails")
+        await finish(connection, taken, "stuck", error="ValueError: no page", delay=600.0)
+    [attempt] = await client.attempts(job_id)
+    shown = await joex.done("show", str(job_id))
+    assert "\nattempt 1: failed on shop/mails-0 from " in shown
+    assert f"; retry at {iso(attempt.retry_at)}: ValueError: no page\n" in shown
+    assert [one["outcome"] for one in (await joex("show", str(job_id), "--json")).json["attempts"]] == ["failed"]
 
 
 async def test_failed_jobs_are_retried_by_id_or_by_filter(joex, client, pool):

@@ -300,6 +300,7 @@ async def test_what_a_job_carries_is_shown_as_text_and_never_obeyed(
     await page.goto(f"/jobs/{job.id}")
     await expect(page.locator("pre.error")).to_contain_text("{{7*7}}")
     await expect(page.locator(".log")).to_contain_text("<img src=x")
+    await expect(page.locator(".life .error")).to_contain_text("<script>document.title='owned'</script>")
     await page.goto("/jobs?text=" + "%3Cscript%3E")
     await expect(page.locator("main")).to_contain_text("<script>")
     assert await page.title() == "Jobs · Joex"

@@ -12,7 +12,8 @@ from playwright.async_api import Locator, Page, expect
 from joex import Client
 from joex.core.access import Scope
 from joex.store import audit, tokens
-from tests.browser.conftest import Viewer, live, not_loaded_again
+from tests.browser.conftest import PHONE, Viewer, live, not_loaded_again
+from tests.support.shop import executor, finish, take
 
 pytestmark = pytest.mark.usefixtures("shop")
 
@@ -58,6 +59,37 @@ async def test_a_run_is_found_by_its_id_shows_how_far_it_is_and_is_asked_to_end(
     await expect(answer(page)).to_contain_text("Its run is asked to end.")
     await expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
     assert await connection.fetchval("SELECT cancel_requested FROM joex.jobs WHERE id = $1", shop["running"])
+
+
+@pytest.mark.parametrize("has_code", [True, False], ids=["javascript", "plain"])
+async def test_the_timeline_tells_of_each_attempt_where_it_ran_and_how_it_ended(
+    viewer: Viewer, client: Client, connection: asyncpg.Connection, *, has_code: bool
+) -> None:
+    job_id = await client.submit("mail.send", queue="mails", subject="Newsletter")
+    first = await executor(connection, "shop/mails-0", queues=["mails"])
+    taken = await take(connection, first, 1, queue="mails")
+    await finish(connection, taken, "stuck", error="ConnectionError: the mail server is away", delay=300.0)
+    page = await viewer.open(f"/jobs/{job_id}", viewport=PHONE, java_script_enabled=has_code)
+    timeline = page.get_by_role("region", name="Timeline").get_by_role("listitem")
+    await expect(timeline.nth(1)).to_contain_text("Attempt 1 began on shop/mails-0")
+    await expect(timeline.nth(2)).to_contain_text("Attempt 1 failed on shop/mails-0, to be retried after 5m")
+    await expect(timeline.nth(2)).to_contain_text("ConnectionError: the mail server is away")
+    await expect(timeline.nth(3)).to_contain_text("Not before")
+    await expect(timeline.last).to_contain_text("stuck now")
+    await connection.execute("UPDATE joex_private.job SET due_at = now() WHERE id = $1", job_id)
+    second = await executor(connection, "shop/mails-1", queues=["mails"])
+    await finish(connection, await take(connection, second, 1, queue="mails"), "success")
+    await page.reload()
+    words = [
+        "Submitted",
+        "Attempt 1 began",
+        "Attempt 1 failed",
+        "Attempt 2 began",
+        "Attempt 2 succeeded",
+        "Ended: success",
+    ]
+    await expect(timeline).to_contain_text(words)
+    await expect(timeline.nth(4)).to_contain_text("shop/mails-1")
 
 
 async def test_what_a_tenant_has_submitted_by_mistake_is_cancelled_by_a_filter(viewer: Viewer) -> None:

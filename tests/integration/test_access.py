@@ -271,6 +271,7 @@ OF_A_JOB = {
     "joex_private.resubmit($1)": "not_found",
     "(SELECT reason FROM joex.why($1))": "not_found",
     "(SELECT count(*) FROM joex.log($1))": 0,
+    "(SELECT count(*) FROM joex.attempts($1))": 0,
     "(SELECT count(*) FROM joex.jobs WHERE id = $1)": 0,
     "(SELECT ids FROM joex_private.versions(ARRAY[$1]))": None,
     "joex_private.goes_round($1)": None,
@@ -507,6 +508,14 @@ async def test_payloads_need_their_scope(roles_of, bench):
     for secret in ("this_database", "role_scope"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await reader.execute(f"TABLE joex_private.{secret}")
+
+
+async def test_of_an_attempt_the_error_needs_the_scope_payloads(roles_of, bench):
+    job_id = await bench.submit()
+    await bench.finish(await bench.take_one(await bench.executor()), "failed", error="a secret", age=1.0)
+    for scopes, error in ((["view"], None), (["view", "payloads"], "a secret")):
+        [found] = await (await roles_of(*scopes)).fetch("SELECT outcome, error FROM joex.attempts($1)", job_id)
+        assert (found["outcome"], found["error"]) == ("failed", error)
 
 
 async def test_clients_work_with_the_scopes_of_their_calls(roles_of, database_url, connection):

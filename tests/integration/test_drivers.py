@@ -201,6 +201,7 @@ async def script(  # noqa: PLR0915 - each call is a line
     for job_id in (first, finished, uuid4()):
         await call("get", job_id)
         await call("log", job_id)
+        await call("attempts", job_id)
         await call("why", job_id)
     await call("log", finished, after=2**62)
     await call("set_priority", second, "high")

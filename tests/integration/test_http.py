@@ -289,11 +289,13 @@ async def test_a_job_is_read_with_its_log(http, client):
     await client.submit("mail.send", {"n": 1})
     (job,) = await take(client)
     async with client.acquire() as connection:
+        await runs.start_many(connection, [(job.id, job.lock_id, 0.0)])
         log = [runs.LogLine(job.id, job.lock_id, 1, 0.0, "info", text) for text in ("one", "two")]
         await runs.note_many(connection, log, [runs.Progress(job.id, job.lock_id, 50, "half")])
     answer = (await http.get(f"/api/v1/job/{job.id}")).json()
     assert answer["job"]["args"] == {"n": 1}
     assert (answer["job"]["progress"], answer["job"]["progress_message"]) == (50, "half")
+    assert [(one["attempt"], one["outcome"], one["ended_at"]) for one in answer["attempts"]] == [(1, "running", None)]
     assert [line["message"] for line in answer["log"]] == ["one", "two"]
     rest = await http.get(f"/api/v1/job/{job.id}", params={"after": answer["log"][0]["seq"]})
     assert [line["message"] for line in rest.json()["log"]] == ["two"]

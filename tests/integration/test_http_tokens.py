@@ -261,6 +261,7 @@ async def test_what_is_hidden_is_null_and_the_rest_is_there(http_as, client, con
         (why,) = (await http.get(f"/api/v1/job/{job_id}/why")).json()
         task = (await http.get("/api/v1/periodic/nightly")).json()
     assert found["log"] == []
+    assert [(one["outcome"], one["error"]) for one in found["attempts"]] == [("failed", None)]
     job = found["job"]
     hidden = ("args", "progress_message", "message", "result", "error")
     assert [job[name] for name in hidden] == [None] * len(hidden)

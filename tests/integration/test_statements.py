@@ -77,7 +77,9 @@ CALLS = {
     "largest": "joex_private.largest('args')",
     "set_largest": "joex.set_largest('args', 10000)",
     "log": f"joex.log({NO_JOB})",
-    "log_ends": f"joex_private.log_ends(ARRAY[{NO_JOB}], ARRAY[1], ARRAY['info'], ARRAY['x'])",
+    "log_ends": f"joex_private.log_ends(ARRAY[{NO_JOB}], ARRAY[1], ARRAY['info'], ARRAY['x'], ARRAY[NULL]::jsonb[])",
+    "attempts": f"joex.attempts({NO_JOB})",
+    "run_record": "joex_private.run_record('failed', 'me', now(), 'x', now())",
     "log_ends_of": f"joex_private.log_ends_of(ARRAY[{NO_JOB}], ARRAY['failed'], ARRAY['x'], ARRAY[1.0], NULL, \
                      ARRAY[1], ARRAY['canceled'])",
     "log_of_success": f"joex_private.log_of_success({NO_JOB})",

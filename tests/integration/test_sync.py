@@ -51,7 +51,7 @@ def test_jobs_are_submitted_read_and_changed_without_an_event_loop(sync: joex.sy
     assert len(set(sync.submit_many([{"task": "a"}] * 1001))) == 1001, "two statements"
     assert sync.cancel(job_id) == "cancelled"
     assert sync.retry(job_id)
-    assert sync.log(job_id) == []
+    assert (sync.log(job_id), sync.attempts(job_id)) == ([], [])
     assert sync.periodic.put("nightly", "sums.add", "daily")
     assert [one.id for one in sync.periodic.list("user")] == ["nightly"]
     sync.groups.set("acme", weight=3)

@@ -13,6 +13,7 @@ import joex
 NAMES = [
     "App",
     "AppIdInUse",
+    "Attempt",
     "Cancel",
     "Client",
     "ConfigError",

@@ -18,7 +18,7 @@ from joex.client.client import Client
 from joex.core.duration import span
 from joex.core.job import State
 from joex.errors import JoexError
-from joex.store.job_logs import LogEntry
+from joex.store.job_logs import Attempt, LogEntry
 from joex.store.jobs import Job
 
 _POLL_EVERY = 0.5
@@ -26,18 +26,23 @@ _POLL_EVERY = 0.5
 
 
 def show(job_id: JobId, *, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
-    """Show a job, with its log."""
+    """Show a job, with its attempts and its log."""
 
-    async def work(client: Client) -> tuple[Job, list[LogEntry]]:
-        return await get_job(client, job_id), [line async for line in _log(client, job_id)]
+    async def work(client: Client) -> tuple[Job, list[Attempt], list[LogEntry]]:
+        job = await get_job(client, job_id)
+        return job, await client.attempts(job_id), [line async for line in _log(client, job_id)]
 
-    job, log = with_client(database_url, work)
+    job, attempts, log = with_client(database_url, work)
     if as_json:
         fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
-        print_json({**fields, "log": log})
+        print_json({**fields, "attempts": attempts, "log": log})
         return
     for name, value in _facts(job):
         say(f"{name:<13} {value}")
+    if attempts:
+        say()
+    for one in attempts:
+        say(_attempt(one))
     if log:
         say()
     for line in log:
@@ -154,6 +159,23 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         for name, value in facts.items()
         if value is not None
     ]
+
+
+def _attempt(one: Attempt) -> str:
+    took = (
+        None
+        if one.started_at is None or one.ended_at is None
+        else span((one.ended_at - one.started_at).total_seconds())
+    )
+    parts = [
+        f"attempt {one.attempt}: {one.outcome.replace('_', ' ')}",
+        one.app_id and f"on {one.app_id}",
+        one.started_at and f"from {iso(one.started_at)}",
+        one.ended_at and f"until {iso(one.ended_at)}",
+        took and f"(took {took})",
+    ]
+    after = f"; retry at {iso(one.retry_at)}" if one.retry_at else ""
+    return " ".join(part for part in parts if part) + after + (f": {one.error}" if one.error else "")
 
 
 def _line(line: LogEntry) -> str:

@@ -17,7 +17,7 @@ from joex.core.json_values import shown
 from joex.errors import InvalidJob
 from joex.store import executors, job_logs, jobs, keyed
 from joex.store.drivers import AnyConnection
-from joex.store.job_logs import LogEntry
+from joex.store.job_logs import Attempt, LogEntry
 from joex.store.jobs import Job
 from joex.tracing import submitting, submitting_many
 
@@ -198,6 +198,12 @@ class Calls:
     async def log(self, job_id: UUID, *, after: int = 0, connection: AnyConnection | None = None) -> list[LogEntry]:
         """The log of all attempts of a job; ``after`` is the seq of the last line that you have read."""
         return await self.connections.repeat(partial(job_logs.job_log, job_id=job_id, after=after), connection)
+
+    async def attempts(
+        self, job_id: UUID, *, most: int = 100, connection: AnyConnection | None = None
+    ) -> list[Attempt]:
+        """The attempts of a job, in order, at most the last ``most`` ones: when, where and how each run ended."""
+        return await self.connections.repeat(partial(job_logs.attempts, job_id=job_id, most=most), connection)
 
 
 def _queue_of(batches: Sequence[Columns]) -> str | None:

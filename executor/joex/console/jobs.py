@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import ceil
 from typing import Annotated
 from urllib.parse import urlencode
 from uuid import UUID
@@ -17,11 +18,12 @@ from joex.client.options import FINAL
 from joex.console.acts import ACTS, BulkAct
 from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
+from joex.core.duration import span
 from joex.core.job import State
 from joex.http.caller import acting
 from joex.http.visible import visible_reasons
 from joex.store import jobs, stats
-from joex.store.job_logs import latest_log
+from joex.store.job_logs import Attempt, attempts, latest_log
 from joex.store.jobs import Job
 from joex.store.listing import Search, count_jobs, search_jobs
 
@@ -32,6 +34,8 @@ PAGE = 50
 LINES = 200
 """Of a log: the latest ones."""
 _LOG_BYTES = 1_000_000
+ATTEMPTS = 50
+"""Of a job: the latest ones."""
 STATES = ("running", "scheduled", "waiting", "stuck", "failed", "success", "cancelled")
 
 Text = Annotated[str, Query(max_length=254)]
@@ -39,11 +43,14 @@ Text = Annotated[str, Query(max_length=254)]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment in the life of a job: an icon, what happened, and when; None: it has not happened."""
+    """A moment in the life of a job; ``then``: what follows from it; ``error``: of the attempt that has ended."""
 
     icon: str
     what: str
-    at: datetime | None
+    at: datetime
+    app_id: str | None = None
+    then: str = ""
+    error: str | None = None
 
 
 async def _search(  # noqa: PLR0917 - the filters
@@ -118,30 +125,47 @@ async def show_job(console: TheConsole, caller: TheCaller, request: Request, job
         if job is None:
             not_found(f"There is no job {job_id}.")
         found = await jobs.why(connection, job_id)
+        runs = await attempts(connection, job_id, most=ATTEMPTS, payloads=sees)
         logs = await latest_log(connection, [job_id] if sees else [], LINES, _LOG_BYTES)
         now = await stats.now(connection)
     return console.views.page(
         request, "job.html", job=job, reasons=visible_reasons(caller, [Reason(*one) for one in found]),
-        life=_life(job), log=logs.get(job_id, []), now=now, lines=LINES,
+        life=_life(job, runs), is_cut=len(runs) == ATTEMPTS, attempts=ATTEMPTS,
+        log=logs.get(job_id, []), now=now, lines=LINES,
         can={name: act for name, act in ACTS.items() if act.can(job)},
         done=request.query_params.get("done"), is_over=job.state in FINAL,
     )  # fmt: skip
 
 
-def _life(job: Job) -> list[Moment]:
-    """The moments of a job, in their order; of its attempts, the table has the latest one."""
-    latest = f"Attempt {job.attempt}" if job.attempt > 1 else "Its run"
-    has_begun = job.started_at is not None and job.state != "scheduled"
+_ENDS = {
+    "success": ("success", "succeeded"),
+    "failed": ("failed", "failed"),
+    "cancelled": ("cancelled", "was cancelled"),
+    "lost": ("warn", "was lost"),
+    "given_back": ("waiting", "was given back, and does not count"),
+}
+"""The icon and the words for each outcome of an attempt that has ended."""
+
+
+def _life(job: Job, runs: Sequence[Attempt]) -> list[Moment]:
+    """The moments of a job: its submission, each attempt, and where it stands."""
     life = [Moment("submitted", "Submitted", job.submitted_at)]
+    for run in runs:
+        if run.started_at is not None:
+            life.append(Moment("running", f"Attempt {run.attempt} began", run.started_at, run.app_id))
+        if run.ended_at is not None:
+            icon, words = _ENDS[run.outcome]
+            # (The line of the end is written a moment after the delay began.)
+            delay = None if run.retry_at is None else ceil((run.retry_at - run.ended_at).total_seconds())
+            then = "" if delay is None else f", to be retried after {span(delay)}"
+            life.append(Moment(icon, f"Attempt {run.attempt} {words}", run.ended_at, run.app_id, then, run.error))
+    if job.state == "scheduled" and job.scheduled_at is not None:
+        life.append(Moment("scheduled", f"Attempt {job.attempt + 1} is about to begin", job.scheduled_at, job.app_id))
     if job.due_at is not None:
-        life.append(Moment("clock", "Not before", job.due_at))
-    if job.scheduled_at is not None:
-        life.append(Moment("scheduled", f"Taken by {job.app_id}", job.scheduled_at))
-    if has_begun:
-        life.append(Moment("running", f"{latest} began", job.started_at))
+        life.append(Moment("stuck" if job.state == "stuck" else "clock", "Not before", job.due_at))
     if job.finished_at is not None:
         life.append(Moment(job.state, f"Ended: {job.state}", job.finished_at))
-    return sorted(life, key=lambda one: (one.at is None, one.at))
+    return life
 
 
 @routes.post("/jobs/{job_id}/{act}", dependencies=[needs(Scope.OPERATE)])

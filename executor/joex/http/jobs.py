@@ -30,7 +30,7 @@ from joex.http.errors import problems
 from joex.http.models import MOST_AT_ONCE, ArgsBody, JobberBody, JobBody, Name, PriorityBody
 from joex.http.route import Route
 from joex.http.visible import MOST_BYTES, VisibleJob, WhyNot, most_bytes, visible, visible_reasons
-from joex.store.job_logs import LogEntry, job_log
+from joex.store.job_logs import Attempt, LogEntry, attempts, job_log
 from joex.store.jobs import get_job
 from joex.store.listing import Filter, check_cursor, list_jobs
 from joex.tracing import receiving
@@ -66,12 +66,13 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True)
 class JobAndLog:
-    """A job, and the log of all its attempts; without the scope payloads, the log is empty.
+    """A job, its latest 100 attempts, and the log of all; without the scope payloads, no log, and no error.
 
     ``more``: there are further lines: read them with ``after``.
     """
 
     job: VisibleJob
+    attempts: list[Attempt]
     log: list[LogEntry]
     more: bool
 
@@ -154,17 +155,18 @@ async def read_job(
     job_id: JobId,
     after: Annotated[int, Query(ge=0, le=2**63 - 1, description="the seq of the last line that you know")] = 0,
 ) -> JobAndLog:
-    """Read a job and its log, at most 10,000 lines, and 4 MB; read more with ``after``."""
+    """Read a job, its attempts, and its log, at most 10,000 lines, and 4 MB; read more with ``after``."""
     log: list[LogEntry] = []
     more = False
     async with client.using() as connection:
         job = await get_job(connection, job_id, payloads=caller.sees_payloads)
         if job is None:
             no_such_job(job_id)
+        runs = await attempts(connection, job_id, payloads=caller.sees_payloads)
         if caller.sees_payloads:
             log = await job_log(connection, job_id, after=after, most_bytes=MOST_BYTES)
             more = bool(log and await job_log(connection, job_id, after=log[-1].seq, most=1))
-    return JobAndLog(visible(job), log, more)
+    return JobAndLog(visible(job), runs, log, more)
 
 
 @routes.get("/api/v1/job/{job_id}/why", responses=problems(404), dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -12,6 +12,9 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, id_of, statement
 
 _FORGET_LINES = statement("SELECT joex_private.forget_lines($1::uuid, $2::integer)")
+_ATTEMPTS = statement("""
+    SELECT attempt, outcome, app_id, started_at, ended_at, error, retry_at FROM joex.attempts($1::uuid, $2::integer)
+""")
 # (To learn the length of a text does not unpack it.)
 _LOG = statement("""
     SELECT seq, attempt, at, level, message FROM (
@@ -43,6 +46,30 @@ class LogEntry:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A run of a job. Times have a time zone.
+
+    Attributes:
+        attempt: 1 for the first run; a run that was given back does not count, and the next one has its number.
+        outcome: ``running``, ``success``, ``failed``, ``cancelled``, ``lost`` (its executor has died, or it has not
+            reported in time) or ``given_back``.
+        app_id: the executor or worker that ran it.
+        started_at: None: it ended before its code ran.
+        ended_at: None: it runs.
+        error: the first line of why it failed or was lost.
+        retry_at: when the job may run again after a failure; None: there is no retry.
+    """
+
+    attempt: int
+    outcome: str
+    app_id: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    error: str | None
+    retry_at: datetime | None
+
+
 async def forget_lines(connection: Connection, after: UUID, most: int = 10_000) -> UUID | None:
     """Delete the log lines whose jobs are gone, of the next jobs after this one; returns the last, None: no more."""
     with translated():
@@ -60,6 +87,14 @@ async def job_log(
     with translated():
         rows = await connection.fetch(_LOG, job_id, after, most, most_bytes)
     return [LogEntry(*row) for row in rows]
+
+
+async def attempts(connection: Connection, job_id: UUID, *, most: int = 100, payloads: bool = True) -> list[Attempt]:
+    """The attempts of a job, in order, at most the last ``most`` ones; errors only with ``payloads``."""
+    with translated():
+        rows = await connection.fetch(_ATTEMPTS, job_id, most)
+    found = [Attempt(*row) for row in rows]
+    return found if payloads else [replace(one, error=None) for one in found]
 
 
 async def latest_log(

@@ -266,8 +266,10 @@ CREATE TABLE joex_private.job_log (
     at       timestamptz NOT NULL,
     level    text NOT NULL CHECK (level IN ('debug', 'info', 'warning', 'error')),
     message  text NOT NULL,
+    run      jsonb,                         -- of the last line of a run: its executor, start and end (see joex.attempts)
     PRIMARY KEY (job_id, seq)
 );
+CREATE INDEX job_log_run ON joex_private.job_log (job_id, seq) WHERE run IS NOT NULL;
 
 -- The limits of arguments and results in bytes, where they differ from the defaults (see joex_private.largest). Not a constraint of
 -- joex_private.job: a constraint that can change would prevent the restore of a dump.

@@ -11,7 +11,7 @@
 
 -- The functions of each scope. The scope executor has all functions but those of the owner.
 CREATE OR REPLACE FUNCTION joex_private.functions_of_scopes() RETURNS TABLE (scope text, functions text[]) LANGUAGE sql IMMUTABLE AS $$
-    VALUES ('view', '{joex.why, joex.shares, joex.horizon, joex.events_channel, joex.subscribe, joex.unsubscribe,
+    VALUES ('view', '{joex.why, joex.attempts, joex.shares, joex.horizon, joex.events_channel, joex.subscribe, joex.unsubscribe,
                       joex.wait_for, joex.wait_no_more, joex_private.bounds, joex_private.find, joex_private.floors_are_on,
                       joex_private.in_both, joex_private.seen_by_floors, joex_private.versions}'::text[]),
            ('payloads', '{joex.log}'),

@@ -66,13 +66,22 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
            CASE WHEN s.state NOT IN ('waiting', 'stuck') THEN p_now END
     FROM (SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END AS state) s $$;
 
+-- What the last line of a run tells of it, besides its words. An error counts with its first line.
+CREATE OR REPLACE FUNCTION joex_private.run_record(
+    p_outcome text, p_app_id text, p_started_at timestamptz, p_error text DEFAULT NULL, p_retry_at timestamptz DEFAULT NULL
+) RETURNS jsonb LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object(
+        'outcome', p_outcome, 'app_id', p_app_id, 'started_at', p_started_at, 'retry_at', p_retry_at,
+        'error', left(split_part(p_error, E'\n', 1), 500))) $$;
+
 -- Write Joex's own lines into the logs of jobs. If that fails, the jobs end nevertheless.
-CREATE OR REPLACE FUNCTION joex_private.log_ends(p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[]) RETURNS void
-LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
+CREATE OR REPLACE FUNCTION joex_private.log_ends(
+    p_ids uuid[], p_attempts integer[], p_levels text[], p_lines text[], p_runs jsonb[]
+) RETURNS void LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
 BEGIN
-    INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
-    SELECT g.id, g.attempt, clock_timestamp(), g.level, g.line
-    FROM unnest(p_ids, p_attempts, p_levels, p_lines) WITH ORDINALITY AS g(id, attempt, level, line, nr) ORDER BY g.nr;
+    INSERT INTO joex_private.job_log (job_id, attempt, at, level, message, run)
+    SELECT g.id, g.attempt, clock_timestamp(), g.level, g.line, g.run
+    FROM unnest(p_ids, p_attempts, p_levels, p_lines, p_runs) WITH ORDINALITY AS g(id, attempt, level, line, run, nr) ORDER BY g.nr;
 EXCEPTION WHEN OTHERS THEN
     NULL;
 END $$;
@@ -83,7 +92,7 @@ CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
     p_ids uuid[], p_states text[], p_errors text[], p_ages float8[], p_exhausted boolean[], p_nrs bigint[], p_answers text[]
 ) RETURNS void LANGUAGE sql VOLATILE SET enable_seqscan = off AS $$
     SELECT joex_private.log_ends(array_agg(e.id ORDER BY e.nr), array_agg(e.attempt ORDER BY e.nr), array_agg(e.level ORDER BY e.nr),
-                                 array_agg(e.line ORDER BY e.nr))
+                                 array_agg(e.line ORDER BY e.nr), array_agg(e.run ORDER BY e.nr))
     FROM (SELECT g.id, g.nr, j.attempt + CASE g.state WHEN 'waiting' THEN 1 ELSE 0 END AS attempt,
                  CASE WHEN a.answer IS NOT NULL OR g.state IN ('cancelled', 'stuck') THEN 'warning'
                       WHEN g.state = 'failed' THEN 'error' ELSE 'info' END AS level,
@@ -96,7 +105,11 @@ CREATE OR REPLACE FUNCTION joex_private.log_ends_of(
                          THEN '; retry at ' || to_char(j.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
                          WHEN g.state = 'failed' AND a.answer IS NULL
                          THEN CASE WHEN g.exhausted THEN '; no retries left' ELSE '; no retry' END
-                         ELSE '' END AS line
+                         ELSE '' END AS line,
+                 joex_private.run_record(
+                     CASE WHEN a.answer = 'canceled' THEN 'cancelled'
+                          ELSE CASE g.state WHEN 'stuck' THEN 'failed' WHEN 'waiting' THEN 'given_back' ELSE g.state END END,
+                     j.app_id, j.started_at, g.error, CASE g.state WHEN 'stuck' THEN j.due_at END) AS run
           FROM unnest(p_ids, p_states, p_errors, p_ages, p_exhausted) WITH ORDINALITY AS g(id, state, error, age, exhausted, nr)
           JOIN unnest(p_nrs, p_answers) AS a(nr, answer) USING (nr)
           JOIN joex_private.job j ON j.id = g.id
@@ -122,6 +135,32 @@ BEGIN
     IF v_lines < most THEN
         RETURN QUERY SELECT s.* FROM joex_private.log_of_success(log.id) s WHERE s.seq > log.after;
     END IF;
+END $$;
+
+-- The attempts of a job, in order: at most the last `most` ones. outcome: running, success, failed, cancelled, lost (its executor has
+-- died, or it has not reported in time) or given_back (it does not count: the next attempt has its number). started_at is null for a run
+-- that ended before its code ran, ended_at for one that runs. error: its first line; null for roles without payloads. retry_at: when the
+-- job may run again after a failure.
+CREATE OR REPLACE FUNCTION joex.attempts(id uuid, most integer DEFAULT 100)
+RETURNS TABLE (attempt integer, outcome text, app_id text, started_at timestamptz, ended_at timestamptz, error text, retry_at timestamptz)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_sees CONSTANT boolean := has_column_privilege(session_user, 'joex.jobs', 'error', 'SELECT');
+BEGIN
+    id := joex_private.visible('{view}', id);
+    RETURN QUERY
+        SELECT r.attempt, r.run ->> 'outcome', r.run ->> 'app_id', (r.run ->> 'started_at')::timestamptz, r.at,
+               CASE WHEN v_sees THEN r.run ->> 'error' END, (r.run ->> 'retry_at')::timestamptz
+        FROM (SELECT * FROM (
+                  (SELECT l.seq, l.attempt, l.at, l.run FROM joex_private.job_log l
+                   WHERE l.job_id = attempts.id AND l.run IS NOT NULL ORDER BY l.seq DESC LIMIT attempts.most)
+                  UNION ALL
+                  -- (What runs, and a success, has no line: see joex.log.)
+                  SELECT 9007199254740991, j.attempt, j.finished_at, joex_private.run_record(j.state::text, j.app_id, j.started_at)
+                  FROM joex_private.job j WHERE j.id = attempts.id AND j.state IN ('running', 'success')) every
+              ORDER BY seq DESC LIMIT attempts.most) r
+        ORDER BY r.seq;
 END $$;
 
 -- The line that says that the last run of a job has succeeded, after all other lines: its seq is the largest integer that each reader of
@@ -403,7 +442,8 @@ BEGIN
                            THEN 'failed' ELSE 'waiting' END,
                       k.cancel_requested, k.resubmit_requested, k.priority, v_now, NULL) p
                   WHERE k.id = ANY (p_ids)) x
-            WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error, x.lost, j.suspect,
+            WHERE j.id = x.id RETURNING j.id, j.queue, j.lane, j.remove_requested, x.state, j.error, x.lost, j.suspect, j.app_id,
+                                        CASE x.was WHEN 'running' THEN j.started_at END AS started_at,
                                         x.was = 'running' OR x.lost > 0 AS is_run,
                                         j.attempt + CASE x.was WHEN 'running' THEN 0 ELSE 1 END AS attempt
         ) SELECT b.queue AS name, count(*) AS jobs,
@@ -419,11 +459,16 @@ BEGIN
                                                          ELSE 'lost: ' || p_why
                                                               || CASE WHEN b.suspect THEN '; it runs alone from now on' ELSE '' END
                                              END END)
-                     FILTER (WHERE b.is_run) AS lines
+                     FILTER (WHERE b.is_run) AS lines,
+                 array_agg(joex_private.run_record(
+                     CASE WHEN b.state IN ('failed', 'cancelled') THEN b.state::text WHEN b.lost = 0 THEN 'given_back' ELSE 'lost' END,
+                     b.app_id, b.started_at,
+                     CASE WHEN b.state = 'failed' THEN b.error WHEN b.state <> 'cancelled' AND b.lost > 0 THEN p_why END))
+                     FILTER (WHERE b.is_run) AS records
         FROM back b GROUP BY b.queue
     LOOP
         IF v_queue.runs IS NOT NULL THEN
-            PERFORM joex_private.log_ends(v_queue.runs, v_queue.attempts, v_queue.levels, v_queue.lines);
+            PERFORM joex_private.log_ends(v_queue.runs, v_queue.attempts, v_queue.levels, v_queue.lines, v_queue.records);
         END IF;
         v_all := v_all + v_queue.jobs;
         PERFORM joex_private.wake(v_queue.name, v_queue.jobs);

@@ -128,8 +128,9 @@ BEGIN
         UPDATE joex_private.job j SET resubmit_requested = true WHERE j.id = id;
     ELSIF v_job.finished_at IS NOT NULL OR v_job.due_at IS NOT NULL THEN
         -- (Until now, the row says that the run has succeeded: see joex.log.)
-        INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
-        SELECT id, s.attempt, s.at, s.level, s.message FROM joex_private.log_of_success(id) s;
+        INSERT INTO joex_private.job_log (job_id, attempt, at, level, message, run)
+        SELECT id, s.attempt, s.at, s.level, s.message, joex_private.run_record('success', j.app_id, j.started_at)
+        FROM joex_private.log_of_success(id) s JOIN joex_private.job j ON j.id = id;
         UPDATE joex_private.job j SET
             state = CASE WHEN v_job.state = 'stuck' THEN 'stuck' ELSE 'waiting' END::joex_private.job_state,
             lane = CASE WHEN v_job.state = 'stuck' THEN 0 ELSE joex_private.lane(j.priority) END,
