@@ -548,6 +548,23 @@ async def test_a_search_finds_page_by_page_what_the_list_has(
         await search_jobs(connection, Search(), "nonsense")
 
 
+async def test_a_search_says_how_far_back_it_has_read(
+    browse: Open, client: Client, connection: asyncpg.Connection
+) -> None:
+    await client.submit_many([NewJob("a", {}, "rare" if nr == 0 else "usual") for nr in range(10_001)])
+    await connection.execute("""
+        UPDATE joex_private.job
+        SET state = 'success', lane = NULL, finished_at = '2026-01-01Z'::timestamptz + seq * interval '1s'
+    """)
+    console = browse()
+    page = (await console.get("/jobs?group=rare&state=success")).text
+    seen = await connection.fetchval("SELECT finished_at FROM joex.jobs ORDER BY seq LIMIT 1 OFFSET 1")
+    assert f'those that ended since <time datetime="{seen.isoformat()}">{seen:%Y-%m-%d %H:%M:%SZ}' in page
+    [cursor] = re.findall(r'cursor=([^"]+)">Read further', page)
+    last = (await console.get(f"/jobs?group=rare&state=success&cursor={cursor}")).text
+    assert ("ended since" in last, 'id="j-' in last) == (False, True)
+
+
 def _matches(wanted: Search, job: Any) -> bool:
     equal = ("queue", "group", "task", "submitter", "tracker")
     return (

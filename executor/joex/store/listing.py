@@ -7,7 +7,7 @@ and finished ones (the latest first). A page costs the same wherever it begins.
 
 No index has the jobs of a task, a submitter or a subject, because each submission would have to write it. A search
 reads the parts in their orders instead, at most so many jobs for a page: a page may have few jobs, or none, and yet a
-next page.
+next page. No index has the finished jobs of a group either: it would make the end of each job a fifth dearer.
 """
 
 from __future__ import annotations
@@ -61,10 +61,14 @@ class Search(Filter):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of jobs, and the cursor of the next page; None: this is the last."""
+    """A page of jobs, and the cursor of the next page; None: this is the last.
+
+    ``back_to``: of the finished jobs, a search has read those that ended since then; None: it has read none, or all.
+    """
 
     jobs: list[Job]
     next: str | None
+    back_to: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,11 +329,16 @@ async def search_jobs(
             rows, end = await _read(connection, part, replace(wanted, states=states), key, (left, most_read))
             found += [(part, row) for row in rows[:left]]
             if len(found) > most:
-                return Page([_job(row) for _, row in found[:most]], _cursor(*found[most - 1]))
+                return _until(found[:most], *found[most - 1])
             if end is not None:
-                return Page([_job(row) for _, row in found], _cursor(part, end))
+                return _until(found, part, end)
         key = None
     return Page([_job(row) for _, row in found], None)
+
+
+def _until(found: Sequence[tuple[_Part, Any]], part: _Part, last: Any) -> Page:
+    """A page of a search that has read up to this row."""
+    return Page([_job(row) for _, row in found], _cursor(part, last), last.get("key_finished_at"))
 
 
 async def _read(
