@@ -3,13 +3,14 @@
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import pytest
+from fastapi import FastAPI
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from joex import Client
@@ -44,15 +45,22 @@ async def browser(chromium: str) -> AsyncIterator[Browser]:
         await browser.close()
 
 
+@asynccontextmanager
+async def serving(console: FastAPI) -> AsyncIterator[str]:
+    """Serves a console; yields its address."""
+    listener = listen("127.0.0.1:0")
+    task = asyncio.create_task(serve(console, listener))
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
 @pytest.fixture
 async def console(client: Client) -> AsyncIterator[str]:
     """The address of a console on the test's database."""
-    listener = listen("127.0.0.1:0")
-    serving = asyncio.create_task(serve(create_console(client), listener))
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    serving.cancel()
-    with suppress(asyncio.CancelledError):
-        await serving
+    async with serving(create_console(client)) as address:
+        yield address
 
 
 @pytest.fixture

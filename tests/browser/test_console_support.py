@@ -1,18 +1,22 @@
 """The console, as a person sees it who answers a tenant's questions about its jobs."""
 
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from uuid import UUID
 
 import asyncpg
 import pytest
 import yaml
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
 from joex import Client
+from joex.console.app import create_console
+from joex.console.sign_in import Access
 from joex.core.access import Scope
+from joex.core.job import NewJob
 from joex.store import audit, tokens
-from tests.browser.conftest import PHONE, Viewer, live, not_loaded_again
+from tests.browser.conftest import PHONE, Viewer, live, not_loaded_again, serving
 from tests.support.shop import executor, finish, take
 
 pytestmark = pytest.mark.usefixtures("shop")
@@ -159,3 +163,70 @@ async def test_a_page_leads_to_the_sign_in_when_its_users_token_is_revoked(
     await expect(page.get_by_role("heading", name="Fairness")).to_be_visible()
     assert await tokens.revoke(connection, "ann")
     await expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+async def test_a_failed_job_is_deleted_from_its_page(
+    viewer: Viewer, shop: dict[str, UUID], connection: asyncpg.Connection
+) -> None:
+    page = await viewer.open(f"/jobs/{shop['failed']}")
+    await page.get_by_role("button", name="Delete").click()
+    await expect(answer(page)).to_contain_text("The job is deleted.")
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
+    assert await connection.fetchval("SELECT count(*) FROM joex.jobs WHERE id = $1", shop["failed"]) == 0
+    [act] = await audit.list_acts(connection, None, 1)
+    assert (act.act, act.caller, act.subject) == ("remove", "owner", str(shop["failed"]))
+
+
+async def test_an_act_on_many_jobs_is_stopped_while_it_goes_on(
+    viewer: Viewer, client: Client, connection: asyncpg.Connection
+) -> None:
+    await client.submit_many([NewJob("mail.send", {}, "mistaken") for _ in range(300)])
+    page = await viewer.open("/jobs?group=mistaken")
+    await page.get_by_role("button", name="Cancel…").click()
+    # (The act waits for the locked job, so it goes on until the click.)
+    async with connection.transaction():
+        await connection.execute(
+            "SELECT FROM joex_private.job WHERE grp = 'mistaken' ORDER BY seq OFFSET 40 LIMIT 1 FOR UPDATE"
+        )
+        await page.get_by_role("button", name="Cancel 300 jobs").click()
+        await expect(page.locator("main")).to_contain_text("It goes on.")
+        await page.get_by_role("button", name="Stop").click()
+        await expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    await expect(page.locator("main")).to_contain_text("Stopped.")
+    state = "SELECT count(*) FROM joex.jobs WHERE grp = 'mistaken' AND state = 'cancelled'"
+    cancelled = await connection.fetchval(state)
+    assert cancelled < 300
+    await expect(page.locator("main")).to_contain_text(f"{cancelled} job")
+
+
+async def test_a_proxy_signs_its_users_in_by_a_header(
+    browser: Browser, client: Client, connection: asyncpg.Connection
+) -> None:
+    access = Access(proxies=[ip_network("127.0.0.0/8")], operators=frozenset({"ann"}))
+    async with serving(create_console(client, access)) as address:
+        viewer = Viewer(browser, address)
+        page = await viewer.open("/group?queue=default&group=globex", extra_http_headers={"X-Forwarded-User": "bob"})
+        await expect(page.get_by_role("banner")).to_contain_text("bob")
+        await expect(page.get_by_role("button", name="Pause this group")).to_have_count(0)
+        page = await viewer.open("/group?queue=default&group=globex", extra_http_headers={"X-Forwarded-User": "ann"})
+        await page.get_by_role("button", name="Pause this group").click()
+        await expect(page.get_by_role("heading", level=1)).to_contain_text("paused")
+        await viewer.close()
+        assert viewer.troubles == []
+    [act] = [one for one in await audit.list_acts(connection, None, 10) if one.act == "set_group"][:1]
+    assert (act.caller, act.group) == ("ann", "globex")
+
+
+async def test_the_overview_says_what_needs_attention_until_it_is_over(
+    viewer: Viewer, client: Client, connection: asyncpg.Connection
+) -> None:
+    page = await viewer.open()
+    await not_loaded_again(page)
+    alerts = page.get_by_role("region", name="What needs attention").get_by_role("listitem")
+    await client.submit("mail.send", queue="mails")
+    unserved = alerts.filter(has_text="No executor serves this queue: jobs of 1 group wait. JoexQueueUnserved")
+    await expect(unserved).to_have_count(1)
+    await expect(alerts.filter(has_text="Jobs wait in 1 paused group.")).to_have_count(1)
+    await executor(connection, "shop/mails-0", queues=["mails"])
+    await expect(unserved).to_have_count(0)
+    await live(page, "mails")
