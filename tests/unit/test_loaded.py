@@ -19,6 +19,13 @@ from tests.support.loaded import command as command_of
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
+ENDS = """
+import atexit, concurrent.futures, threading, time
+atexit.register(print, "at exit", end="")
+threading.Thread(target=lambda: (time.sleep(0.01), print("thread"))).start()
+concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 0)
+print("end")
+"""
 ITSELF = """
 import gc, json, os, signal, sys, threading, time
 state = {
@@ -112,6 +119,18 @@ def test_its_exit_code_is_that_of_a_started_process(
     assert fork.wait(30) == exit_code, said(output)
     assert fork.poll() == exit_code
     assert said(output) == ("unflushed\n" if "print" in code else said(output))
+
+
+def test_it_ends_after_its_threads_and_what_atexit_has(tmp_path: Path, output: BinaryIO) -> None:
+    fork = Fork(program(tmp_path, ENDS), [], environment=ENVIRONMENT, folder=tmp_path, output=output.fileno())
+    assert fork.wait(30) == 0, said(output)
+    assert said(output).split("\n") == ["end", "thread", "at exit"]
+
+
+def test_output_that_nobody_can_take_is_an_error(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        fork = Fork(program(tmp_path, "print(0)"), [], environment=ENVIRONMENT, folder=tmp_path, output=full.fileno())
+        assert fork.wait(30) == 120
 
 
 def test_signals_reach_it_and_after_its_end_nobody(tmp_path: Path, output: BinaryIO) -> None:

@@ -1,8 +1,10 @@
 """Processes with Joex loaded: forks of one process per session, which imports Joex once, where a start costs a second.
 
 A forked program behaves as a started one: it has exactly the given environment (also in ``/proc``), the given folder
-and streams, and default signals, and it ends with the tests. Its parent is the loaded process (`__main__.py`), which
-reports its exit on the connection that asked for it. Where the start itself is the point of a test, start a process.
+and streams, and default signals, and it ends with the tests. At its own end it waits for its threads and calls what
+``atexit`` has; it does not delete what is left, which would cost more than most commands. Its parent is the loaded
+process (`__main__.py`), which reports its exit on the connection that asked for it. Where the start itself, or the end,
+is the point of a test, start a process.
 """
 
 import atexit
