@@ -14,7 +14,8 @@ of files have restrictions:
 Files of both kinds run as early as possible, because few lanes run them. The others follow tier by tier, those of the
 tiers with the longest files first: the last files are short, so that no lane runs alone for long.
 
-Each finished file gets a line at once, with its failures, because a test may end its lane. The skips and durations of
+Each finished file gets a line at once, with its failures, because a test may end its lane; its seconds of CPU are those
+of the lane and its processes, without PostgreSQL's. The skips and durations of
 pytest come at the end, lane after lane, and then a line for each tier. What has failed then runs once more, alone
 (`tests.support.reruns`), and the last lines name what is flaky and what has failed.
 """
@@ -40,6 +41,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support import reruns
@@ -144,7 +146,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     for name, items in share:
         _outcomes.clear()
         _failures.clear()
-        started = time.monotonic()
+        started, cpu = time.monotonic(), _cpu_seconds()
         # After the last test of a file, pytest tears down the fixtures of the file, and keeps those of the session.
         for item, after in zip(items, [*items[1:], session], strict=True):
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
@@ -154,6 +156,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             "name": name,
             "tier": _tier(items),
             "seconds": time.monotonic() - started,
+            "cpu": max(0.0, _cpu_seconds() - cpu),
             "tests": _outcomes,
             "failures": [asdict(failure) for failure in _failures],
         }
@@ -241,6 +244,15 @@ def pytest_report_teststatus() -> Generator[None, tuple[str, str, Any], tuple[st
 def _place(items: Sequence[pytest.Item]) -> tuple[bool, bool, int]:
     """The place of a file in the order: the lowest first."""
     return not _is(items, "cluster"), not _is(items, "heavy"), -(*TIERS, "other").index(_tier(items))
+
+
+def _cpu_seconds() -> float:
+    """The seconds of CPU so far of this process and all that it has started; servers of PostgreSQL leave it."""
+    this, seconds = psutil.Process(), 0.0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            seconds += sum(process.cpu_times()[:4])  # its own, and those of its children that have ended
+    return seconds
 
 
 def _tier(items: Sequence[pytest.Item]) -> str:
@@ -346,19 +358,19 @@ def _tell(folder: Path, told: set[str]) -> None:
             result = json.loads(path.read_text())
             for failure in result["failures"]:
                 _say(failure["text"])
-            _say(f"{result['name']}: {_in_words(result['tests'])}, {result['seconds']:.0f} s")
+            _say(f"{result['name']}: {_in_words(result['tests'])}, {_time([result])}")
 
 
 def _summary(folder: Path, codes: dict[str, int], *, flaky_is_red: bool) -> int:
     """Print a line for each tier, run what has failed once more, and print what came of it; returns the exit code."""
     results = [json.loads(path.read_text()) for path in folder.glob("*.done")]
     for tier in (*TIERS, "other"):
+        of_tier = [result for result in results if result["tier"] == tier]
         tests: Counter[str] = Counter()
-        for result in results:
-            tests.update(result["tests"] if result["tier"] == tier else {})
-        if tests or tier in TIERS:
-            seconds = sum(result["seconds"] for result in results if result["tier"] == tier)
-            _say(f"test: {tier}: {_in_words(tests)}, {seconds:.0f} s")
+        for result in of_tier:
+            tests.update(result["tests"])
+        if of_tier or tier in TIERS:
+            _say(f"test: {tier}: {_in_words(tests)}, {_time(of_tier)}")
     files = _read(folder / "all") or {}
     lost = sorted(set(files) - {result["name"] for result in results})
     for name in lost:
@@ -380,6 +392,11 @@ def _summary(folder: Path, codes: dict[str, int], *, flaky_is_red: bool) -> int:
 def _in_words(tests: dict[str, Any]) -> str:
     words = {"passed": "passed", "failed": "FAILED", "skipped": "SKIPPED"}
     return ", ".join(f"{tests[kind]} {word}" for kind, word in words.items() if tests.get(kind)) or "none ran"
+
+
+def _time(results: Sequence[dict[str, Any]]) -> str:
+    seconds, cpu = (sum(result[name] for result in results) for name in ("seconds", "cpu"))
+    return f"{seconds:.0f} s, {cpu:.0f} s of CPU"
 
 
 def _say(line: str) -> None:

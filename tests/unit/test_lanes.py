@@ -225,10 +225,10 @@ def test_each_test_runs_once_those_of_the_cluster_in_some_lanes_and_heavy_files_
     # Session fixtures last until their lane ends.
     closed = [note[0] for note in project.notes() if note[1] == "closed"]
     assert sorted(closed) == sorted({lane for lane, *_ in runs})
-    told = re.findall(r"^\S*test_(\w+)\.py: 2 passed, \d+ s$", done.stdout, re.MULTILINE)
+    told = re.findall(r"^\S*test_(\w+)\.py: 2 passed, \d+ s, \d+ s of CPU$", done.stdout, re.MULTILINE)
     assert sorted(told) == sorted({file.removeprefix("test_") for _, file, *_ in runs})
     for tier in ("unit", "faults", "acceptance", "cluster"):
-        assert re.search(rf"^test: {tier}: 12 passed, \d+ s$", done.stdout, re.MULTILINE), done.stdout
+        assert re.search(rf"^test: {tier}: 12 passed, \d+ s, \d+ s of CPU$", done.stdout, re.MULTILINE), done.stdout
     assert "test: property: none ran" in done.stdout
     assert done.stdout.endswith("test: all passed\n")
 
@@ -239,18 +239,22 @@ FIRST_TIME = "first = not os.path.exists(f'{__file__}.{number}'); open(f'{__file
 
 def test_what_fails_twice_what_is_skipped_and_what_ends_its_lane_is_told(project):
     project.file("good", "unit")
-    project.file("bad", "unit", code="print('seed 4711'); assert number == 1, 'broken'")
+    compute = "number or os.system(f'{sys.executable} -c \"import time\\nwhile time.process_time() < 1: pass\"')"
+    project.file("bad", "unit", code=f"import sys; {compute}; print('seed 4711'); assert number == 1, 'broken'")
     project.file("left_out", "faults", code="pytest.skip('there is no moon')")
     for nr in range(len(CLUSTERS)):
         project.file(f"deadly_{nr}", "cluster", code="os._exit(75)")
     project.file("orphan", "cluster")
     done = project.run()
     assert done.returncode == 1
-    for line in (r"test_bad.py: 1 passed, 1 FAILED, \d+ s", r"test_left_out.py: 2 SKIPPED, \d+ s"):
+    for line in (
+        r"test_bad.py: 1 passed, 1 FAILED, \d+ s, [1-9]\d* s of CPU",
+        r"test_left_out.py: 2 SKIPPED, \d+ s, \d+ s of CPU",
+    ):
         assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), done.stdout
     assert "there is no moon" in done.stdout
     # The last lane makes a cluster when those that had one have died.
-    assert re.search(r"^test_orphan.py: 2 passed, \d+ s$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^test_orphan.py: 2 passed, \d+ s, \d+ s of CPU$", done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"^test: lane \d: exit code 75$", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-4:] == [
         "FAILED: test_bad.py::test_it[0]: AssertionError: broken; seed 4711",
