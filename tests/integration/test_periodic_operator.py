@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from joex.errors import DatabaseUnavailable
 from joex.store import periodic
 from joex_operator.api.objects import Ref
 from joex_operator.control.controller import PERIODIC, POOL, Controller
@@ -250,6 +251,26 @@ async def test_a_database_that_no_pool_uses_any_more_is_left_without_rows_and_co
         )
 
     await eventually(nobody_is_there, why="its connections are closed")
+
+
+async def test_a_task_that_moves_to_another_pool_is_there_all_the_time(
+    operator: Operator, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator.pool("one")
+    operator.pool("two")
+    operator.task("a", "03:00", pool="one")
+    await operator.until_ready("a")
+
+    async def cut(*_: Any, **__: Any) -> str:
+        raise DatabaseUnavailable("the connection was cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(periodic, "put", cut)
+        operator.task("a", "03:00", pool="two")
+        await operator.until_ready("a", "Unreachable")
+        assert await connection.fetchval(OURS.format("queue")) == "one"
+    await operator.until_ready("a")
+    assert [row["queue"] for row in await connection.fetch(OURS.format("queue"))] == ["two"]
 
 
 async def test_the_row_of_a_pool_that_can_not_be_worked_with_stays_as_it_is(

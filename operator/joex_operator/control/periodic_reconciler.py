@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from joex.core.periodic import NewPeriodicTask
 from joex.errors import InvalidJob, JoexError
 from joex.store import periodic as store
-from joex.store.periodic import PeriodicTask
+from joex.store.periodic import PeriodicTask, TaskKey
 from joex.store.statement import Connection
 from joex_operator.api.objects import Pool
 from joex_operator.control.database import Databases, database_problem
@@ -23,6 +23,7 @@ from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
 from joex_operator.decide.events import events_of_change
 from joex_operator.decide.periodic_rows import (
     DesiredRow,
+    RowChanges,
     changes,
     condition,
     desired_row,
@@ -38,6 +39,10 @@ _LOCKED = DatabaseProblem("Locked", "an open transaction holds its row in the da
 
 _Answer: TypeAlias = dict[str, PeriodicTask | DatabaseProblem] | DatabaseProblem
 """Rows by their ids, each with its problem where the database refused it; or why the database can't be read."""
+
+
+class _HeldError(Exception):
+    """Another transaction holds a row that is to be changed."""
 
 
 class PeriodicReconciler:
@@ -127,15 +132,8 @@ class PeriodicReconciler:
                 home = self._fleet.home(namespace)
                 owned = {owner(home, pool): some for pool, some in desired.items()}
                 found = await _rows(connection, owned)
-                refused: dict[str, DatabaseProblem] = {}
                 todo = {name: changes(some, found[name]) for name, some in owned.items()}
-                for name, some in todo.items():  # in all pools first: a task may have moved to another pool
-                    for key in some.remove:
-                        await store.remove(connection, key, name, waits=False)
-                for name, some in todo.items():
-                    refused |= await _put(connection, some.put, name)
-                    for key in some.disable:
-                        await store.enable(connection, key, name, enabled=False, waits=False)
+                refused = await _change(connection, todo)
                 if any(todo.values()):
                     found = await _rows(connection, owned)
                     database.periodic_changed()  # a pooler may drop the notification
@@ -167,17 +165,38 @@ class PeriodicReconciler:
             raise failed
 
 
-async def _put(connection: Connection, rows: Sequence[NewPeriodicTask], name: str) -> dict[str, DatabaseProblem]:
-    """Set the rows of an owner; returns why some are not set."""
+async def _change(connection: Connection, todo: Mapping[str, RowChanges]) -> dict[str, DatabaseProblem]:
+    """Change the rows of each owner; returns why some are not set, by id."""
     refused: dict[str, DatabaseProblem] = {}
-    for row in rows:
-        try:
-            async with connection.transaction():
-                if await store.put(connection, row, name, waits=False) == "locked":
-                    refused[row.id] = _LOCKED
-        except InvalidJob as error:  # by a check of the database: it concerns this row only
-            refused[row.id] = DatabaseProblem("Refused", str(error))
+    leaving: dict[str, list[tuple[TaskKey, str]]] = {}
+    for name, some in todo.items():
+        for key in some.remove:
+            leaving.setdefault(key.id, []).append((key, name))
+    for name, some in todo.items():
+        for row in some.put:
+            try:
+                await _replace(connection, leaving.pop(row.id, []), row, name)
+            except InvalidJob as error:  # by a check of the database: it concerns this row only
+                refused[row.id] = DatabaseProblem("Refused", str(error))
+            except _HeldError:
+                refused[row.id] = _LOCKED
+        for key in some.disable:
+            await store.enable(connection, key, name, enabled=False, waits=False)
+    for gone in leaving.values():
+        for key, name in gone:
+            await store.remove(connection, key, name, waits=False)
     return refused
+
+
+async def _replace(
+    connection: Connection, before: Sequence[tuple[TaskKey, str]], row: NewPeriodicTask, name: str
+) -> None:
+    """Set a row in place of others, all or nothing: a task that moves, to another pool too, is there all the time."""
+    async with connection.transaction():
+        answers = [await store.remove(connection, key, other, waits=False) for key, other in before]
+        answers.append(await store.put(connection, row, name, waits=False))
+        if "locked" in answers:
+            raise _HeldError
 
 
 async def _rows(connection: Connection, owners: Collection[str]) -> dict[str, list[PeriodicTask]]:
