@@ -353,6 +353,15 @@ async def test_a_bound_role_makes_the_jobs_of_others_notify_of_no_event_and_nobo
     assert await connection.fetchval("SELECT joex_private.is_heard(true)")
 
 
+async def test_a_worker_that_waits_by_the_name_of_an_operator_does_not_hold_up_the_operator(roles_of, connection):
+    """Jobs name their executors, and so the pools that operators watch queues for."""
+    worker = await roles_of("work", queues=["mine"])
+    await connection.execute("SET lock_timeout = '5s'")
+    async with worker.transaction():
+        await worker.execute("SELECT joex_private.watch_for_workers('shop.1/docs', 'mine', '1 minute')")
+        await pools.watch(connection, "shop.1/docs", ["mine"], 60.0)
+
+
 async def test_a_bound_role_does_all_that_its_scopes_allow_in_its_groups(roles_of, connection):
     bound = await roles_of(*SCOPES, groups=["mine"], queues=["default"])
     job_id = await bound.fetchval("SELECT joex.submit('a', '{\"x\": 1}', grp => 'mine')")

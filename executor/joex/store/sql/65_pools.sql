@@ -243,7 +243,7 @@ BEGIN
     PERFORM joex_private.forget_watches(p_name);
     INSERT INTO joex_private.watch AS w (queue, name, until)
     SELECT q.name, p_name, clock_timestamp() + p_for FROM unnest(p_queues) q(name) ORDER BY q.name
-    ON CONFLICT (queue, name) DO UPDATE SET until = excluded.until;
+    ON CONFLICT (queue, name, for_workers) DO UPDATE SET until = excluded.until;
 END $$;
 
 -- Note how an operator sizes a pool, unless that is the last step of the pool already; true: it is now. False: another operator came
