@@ -106,7 +106,7 @@ BIND = "SELECT joex_private.set_scopes('pg_monitor', '{view}', '{acme}')"
         (limit("other", 0), False, (True, False), ["other"]),
         (limit("other", -1), False, (False, False), []),
         (BIND, True, (True, True), ["acme"]),
-        (BIND, False, (False, True), []),
+        (BIND, False, (True, True), []),  # (see grants_changed)
     ],
 )
 async def test_of_two_changes_at_a_time_none_hides_a_limit(  # noqa: PLR0917 - parameters
