@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -25,6 +26,7 @@ class Secrets:
         self._api = api
         self._known: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
         self._digests: dict[tuple[str, str], tuple[str, str, str]] = {}
+        self._digesting = asyncio.Lock()
 
     async def database_url(self, pool: Pool) -> str:
         """The URL of a pool's database.
@@ -44,6 +46,7 @@ class Secrets:
         if ref.secret_key not in data:
             self._forget(pool)
             raise UrlUnknown("SecretKeyMissing", f"{field} has no key {ref.secret_key!r}")
+        await self._prepare_digest(pool, data[ref.secret_key])
         try:
             return _url_in(data[ref.secret_key])
         except UnicodeError:
@@ -64,10 +67,20 @@ class Secrets:
         if content is None:
             return ""
         known = self._digests.get((pool.namespace, pool.name))
-        if known is None or known[:2] != (pool.uid, content):
-            made = hashlib.scrypt(content.encode(), salt=pool.uid.encode(), n=2**14, r=8, p=1, dklen=8).hex()
-            known = self._digests[pool.namespace, pool.name] = (pool.uid, content, made)
+        if known is None or known[:2] != (pool.uid, content):  # another pool has just read another content
+            known = self._digests[pool.namespace, pool.name] = (pool.uid, content, _slow_digest(content, pool.uid))
         return known[2]
+
+    async def _prepare_digest(self, pool: Pool, content: str) -> None:
+        """Compute what `digest` returns, in a thread: those of many pools take longer than a lease may wait.
+
+        One at a time, because each takes 16 MiB.
+        """
+        async with self._digesting:
+            known = self._digests.get((pool.namespace, pool.name))
+            if known is None or known[:2] != (pool.uid, content):
+                made = await asyncio.to_thread(_slow_digest, content, pool.uid)
+                self._digests[pool.namespace, pool.name] = (pool.uid, content, made)
 
     def database(self, pool: Pool) -> str:
         """The name of the database of the URL that was read last, that of `digest`; empty: none was read."""
@@ -109,6 +122,10 @@ class Secrets:
         data = secret.get("data") or {}
         self._known[namespace, name] = (time.monotonic() + _KEPT_FOR, data)
         return data
+
+
+def _slow_digest(content: str, salt: str) -> str:
+    return hashlib.scrypt(content.encode(), salt=salt.encode(), n=2**14, r=8, p=1, dklen=8).hex()
 
 
 def _url_in(content: str) -> str:

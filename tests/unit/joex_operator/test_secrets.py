@@ -1,6 +1,8 @@
 """The digests of the URLs in secrets, by which a changed one reaches the executors."""
 
 import base64
+import hashlib
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +55,26 @@ async def test_the_digest_of_one_url_is_another_for_each_pool() -> None:
     await secrets.database_url(pool())
     other = replace(pool(), uid="another")
     assert len({secrets.digest(pool()), secrets.digest(other), secrets.digest(pool())}) == 2
+
+
+async def test_slow_digests_hold_up_nothing_else_that_the_operator_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It renews its leases meanwhile: else it loses them at its start with many pools, and starts over for ever."""
+    api = Api()
+    threads: list[threading.Thread] = []
+    scrypt = hashlib.scrypt
+
+    def noted(*args: Any, **more: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return scrypt(*args, **more)
+
+    monkeypatch.setattr(hashlib, "scrypt", noted)
+    api.data = {"url": "postgresql://app:one@db/shop"}
+    secrets = secrets_of(api)
+    for _ in range(2):
+        await secrets.database_url(pool())
+        assert secrets.digest(pool())
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 async def test_a_replica_notes_its_database_and_no_part_of_the_login() -> None:
