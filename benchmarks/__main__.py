@@ -64,6 +64,7 @@ _MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
 }
 _WITH_PEERS = {"peers", "recovery"}
 _WITH_MINUTES = {"storm"}
+_WITH_POOLS = {"pools"}
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[System]]:
@@ -82,6 +83,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[System]]:
         help="the peers of `peers` and `recovery` (default: %(default)s)",
     )
     parser.add_argument("--minutes", type=float, help="how long each `storm` lasts (default: 10, with --quick 1)")
+    parser.add_argument("--pools", type=int, help="how many pools `pools` has (default: 1000, with --quick 20)")
     parser.add_argument("--docs", action="store_true", help="write docs/why/benchmarks.md and its plots too")
     given = parser.parse_args(arguments)
     try:
@@ -132,6 +134,8 @@ async def _measure(url: str, given: argparse.Namespace, peers: list[System]) -> 
         chosen: dict[str, Any] = {"peers": peers} if name in _WITH_PEERS else {}
         if name in _WITH_MINUTES:
             chosen["minutes"] = given.minutes
+        if name in _WITH_POOLS:
+            chosen["pools"] = given.pools
         figures += await _MEASUREMENTS[name](url, quick=given.quick, **chosen)
         await executor.pause()
     return figures, about
