@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from joex.client.keyed_jobs import KeyedJobs
     from joex.client.keyed_model import KeyedJob, TypeTimeout
     from joex.client.periodic import PeriodicTasks, TimerCheck, check_timer
+    from joex.client.queues import Queues
     from joex.context import Context, JobLog
     from joex.core.job import NewJob, Priority, State
     from joex.errors import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from joex.store.job_logs import Attempt, LogEntry
     from joex.store.jobs import Job
     from joex.store.periodic import PeriodicTask
-    from joex.store.stats import GroupSetting, GroupStats
+    from joex.store.stats import GroupSetting, GroupStats, PausedQueue
     from joex.store.subscriptions import ExecutorEvent, JobEvent
     from joex.task import App, Task
 
@@ -68,9 +69,11 @@ _MODULES = {
     "NewJob": "joex.core.job",
     "NoResult": "joex.results",
     "NotYours": "joex.errors",
+    "PausedQueue": "joex.store.stats",
     "PeriodicTask": "joex.store.periodic",
     "PeriodicTasks": "joex.client.periodic",
     "Priority": "joex.core.job",
+    "Queues": "joex.client.queues",
     "Retry": "joex.errors",
     "SchemaError": "joex.errors",
     "State": "joex.core.job",
@@ -127,9 +130,11 @@ __all__ = [
     "NewJob",
     "NoResult",
     "NotYours",
+    "PausedQueue",
     "PeriodicTask",
     "PeriodicTasks",
     "Priority",
+    "Queues",
     "Retry",
     "SchemaError",
     "State",

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from joex.client import calls, groups, periodic
+from joex.client import calls, groups, periodic, queues
 from joex.client.blocking import blocking
 from joex.client.options import FINAL, seconds_of, states_of, time_limit
 from joex.client.submissions import Options, Submits
@@ -29,7 +29,7 @@ with needs("sync", "the synchronous client needs"):
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
-__all__ = ["Client", "Groups", "PeriodicTasks"]
+__all__ = ["Client", "Groups", "PeriodicTasks", "Queues"]
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -103,6 +103,11 @@ class Client(_Blocking[calls.Calls], Submits[UUID, UUID | None]):
     def groups(self) -> Groups:
         """The groups: their settings, and their unfinished jobs."""
         return Groups(groups.Groups(self._connections))
+
+    @property
+    def queues(self) -> Queues:
+        """The queues: to pause and resume them."""
+        return Queues(queues.Queues(self._connections))
 
     def __enter__(self) -> Self:
         return self
@@ -249,4 +254,14 @@ class Groups(_Blocking[groups.Groups]):
     def settings(self) -> None: ...
 
     @_blocking(groups.Groups.set)
+    def set(self) -> None: ...
+
+
+class Queues(_Blocking[queues.Queues]):
+    """The queues of a database: ``client.queues``, as `joex.Queues`, without ``await``."""
+
+    @_blocking(queues.Queues.paused)
+    def paused(self) -> None: ...
+
+    @_blocking(queues.Queues.set)
     def set(self) -> None: ...

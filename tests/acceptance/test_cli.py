@@ -964,14 +964,25 @@ async def test_a_pipe_that_nobody_reads_is_quiet(joex, client, jobs):
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+async def test_a_queue_is_paused_and_resumed(joex, client):
+    job_id = await client.submit("t", queue="mail")
+    assert await joex.done("queues") == "no queue is paused"
+    assert await joex.done("queues", "set", "mail", "--pause") == "queue mail: paused"
+    [paused] = (await joex("queues", "--json")).json
+    assert (paused["queue"], bool(paused["since"]), bool(paused["by"])) == ("mail", True, True)
+    assert "its queue 'mail' is paused since" in await joex.done("why", str(job_id))
+    assert await joex.done("queues", "set", "mail", "--resume") == "queue mail: not paused"
+    assert (await joex("queues", "set", "mail")).complaint == "queues set: say what to change: --pause or --resume"
+
+
 async def test_the_help_names_every_command_and_every_setting(joex):
     overview, without, executor = await asyncio.gather(
         joex.done("--help"), joex.done(), joex.done("executor", "--help")
     )
     assert without == overview
     commands = (
-        "migrate executor submit jobs show logs cancel remove retry priority args groups periodic stats executors "
-        "notify drain version"
+        "migrate executor submit jobs show logs cancel remove retry priority args queues groups periodic stats "
+        "executors notify drain version"
     )
     for name in commands.split():
         assert re.search(rf"^│ {name} +\w", overview, re.MULTILINE), name

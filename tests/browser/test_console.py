@@ -266,6 +266,17 @@ async def test_a_job_that_waits_for_its_time_runs_now(viewer: Viewer, client: Cl
     await expect(page.get_by_role("button", name="Run now")).to_have_count(0)
 
 
+async def test_a_queue_is_paused_and_resumed(viewer: Viewer, connection: asyncpg.Connection) -> None:
+    page = await viewer.open("/")
+    card = page.locator("article.card").filter(has=page.get_by_role("heading", name="documents"))
+    await card.get_by_role("button", name="Pause the queue documents").click()
+    await expect(card).to_contain_text("paused since")
+    await expect(page.locator(".alerts")).to_contain_text("The queue is paused")
+    assert await connection.fetchval("SELECT paused_at IS NOT NULL FROM joex_private.queue WHERE name = 'documents'")
+    await card.get_by_role("button", name="Resume the queue documents").click()
+    await expect(card).not_to_contain_text("paused since")
+
+
 async def test_a_timer_is_explained_while_it_is_typed(viewer: Viewer) -> None:
     page = await viewer.open("/periodic")
     await page.get_by_role("textbox", name="Timer").press_sequentially("*-*-01 4:00")

@@ -58,7 +58,8 @@ CHANGES = {
     },
     "operate": {
         "joex.cancel", "joex.set_priority", "joex.set_args", "joex.retry", "joex.retry_failed", "joex.remove",
-        "joex.set_group", "joex.put_periodic_task", "joex.remove_periodic_task", "joex.enable_periodic_task",
+        "joex.set_group", "joex.set_queue", "joex.put_periodic_task", "joex.remove_periodic_task",
+        "joex.enable_periodic_task",
         "joex.run_periodic_task", "joex_private.drain", "joex_private.resubmit", "joex_private.set_timeout",
         "joex_private.wake_all",
     },
@@ -286,6 +287,7 @@ REFUSED = (
     "joex.set_group('theirs', paused => true)",
     "joex.set_group('mine', weight => 100)",
     "joex.set_group('mine', max_running => 1000)",
+    "joex.set_queue('default', true)",
     "joex.put_periodic_task('p', 'a', 'daily', grp => 'theirs')",
     "joex_private.accept('default')",
     "joex_private.accept_state('default')",

@@ -17,6 +17,7 @@ ACTS = {
     "joex.set_args": f"joex.set_args({JOB}, '{{\"secret\": 1}}')",
     "joex.remove": f"joex.remove({JOB})",
     "joex.set_group": "joex.set_group('mine', weight => 3)",
+    "joex.set_queue": "joex.set_queue('default', true)",
     "joex.put_periodic_task": "joex.put_periodic_task('p', 'a', 'daily', grp => 'mine')",
     "joex.enable_periodic_task": "joex.enable_periodic_task('old', false)",
     "joex.remove_periodic_task": "joex.remove_periodic_task('old')",

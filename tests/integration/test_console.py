@@ -280,6 +280,37 @@ async def _has(snapshots: Snapshots, number: int) -> bool:
     return (await snapshots.get()).number == number
 
 
+async def test_a_queue_is_paused_and_resumed_by_those_who_may_steer_all_of_it(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+) -> None:
+    await client.submit("a", group="acme", queue="mail")
+    app = create_console(client)
+    form = {"queue": "mail", "paused": "yes"}
+    far = browse("10.0.0.9", app=app)
+    for scopes, bounds, is_shown in (
+        ([Scope.VIEW], {}, False),
+        ([Scope.VIEW, Scope.OPERATE], {"groups": ["acme"]}, False),
+        ([Scope.VIEW, Scope.OPERATE], {"queues": ["other"]}, False),
+        ([Scope.VIEW, Scope.OPERATE], {"queues": ["mail"]}, True),
+    ):
+        cookie = {"Cookie": f"joex-console={await token(*scopes, **bounds)}"}
+        assert ("Pause the queue" in (await far.get("/", headers=cookie)).text) is is_shown
+        status = (await far.post("/queue", data=form, headers=HERE | cookie)).status_code
+        assert status == (303 if is_shown else 404 if "queues" in bounds else 403)
+    [act] = [one for one in await audit.list_acts(connection, None, 10) if one.act == "set_queue"]
+    assert (act.subject, act.detail) == ("mail", {"paused": True})
+    console = browse(app=app)
+    page = (await console.get("/")).text
+    assert "Resume the queue" in page
+    assert re.search(rf"paused</span> since .* by .*{act.caller}", page)
+    assert "The queue is paused: 1 job in line." in page
+    assert (await console.post("/queue", data={"queue": "mail"}, headers=HERE)).status_code == 400
+    [group] = (await Snapshots(client).get()).queues["mail"].groups
+    assert (group.standing, group.turn) == (Standing.PAUSED, None)
+    await console.post("/queue", data=form | {"paused": "no"}, headers=HERE)
+    assert await stats.paused_queues(connection) == []
+
+
 async def test_all_that_matches_is_changed_but_no_more_than_was_confirmed(
     browse: Open, client: Client, connection: asyncpg.Connection
 ) -> None:

@@ -653,6 +653,20 @@ async def test_settings_of_a_group_are_changed_one_by_one(http):
     assert await set_group(max_running=None) == {"weight": 3, "paused": True, "max_running": None}
 
 
+async def test_a_queue_is_paused_and_resumed(http, client):
+    job_id = await client.submit("t", queue="mail/a")
+    path = f"/api/v1/queues/{quote('mail/a', safe='')}"
+    assert (await http.post(path, json={"paused": True})).json()["message"] == "the queue 'mail/a' is paused"
+    [paused] = (await http.get("/api/v1/queues")).json()["paused"]
+    assert paused["queue"] == "mail/a"
+    why = (await http.get(f"/api/v1/job/{job_id}/why")).json()
+    assert "queue_paused" in [one["reason"] for one in why]
+    assert (await http.get("/api/v1/stats")).json()["queues"][0]["paused"]
+    assert (await http.post(path, json={"paused": False})).status_code == 200
+    assert (await http.get("/api/v1/queues")).json() == {"paused": []}
+    assert (await http.post(path, json={})).status_code == 400
+
+
 async def test_a_group_may_have_any_name(http, client):
     name = "\na/b é?\n"
     await client.submit("t", group=name)

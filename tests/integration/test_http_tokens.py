@@ -880,6 +880,7 @@ async def test_the_audit_names_the_token_of_each_act(http_as, client, connection
         ("POST", f"/api/v1/job/{jobs[2]}/args", {"args": {}}),
         ("DELETE", f"/api/v1/job/{jobs[3]}", None),
         ("POST", "/api/v1/groups/acme", {"weight": 2}),
+        ("POST", "/api/v1/queues/mail", {"paused": True}),
         ("POST", "/api/v1/timeouts", {"type": "mail.send", "activity": "1m"}),
         ("PUT", "/api/v1/periodic/q", {"task": "mail.send", "timer": "daily"}),
         ("PATCH", "/api/v1/periodic/p", {"enabled": False}),
@@ -894,7 +895,8 @@ async def test_the_audit_names_the_token_of_each_act(http_as, client, connection
             assert answer.is_success, (method, path, answer.text)
     acts = await audit.list_acts(connection, None, 100)
     assert [act.act for act in acts[::-1]] == [
-        "create_token", "cancel", "retry", "set_priority", "set_args", "remove", "set_group", "set_timeout",
+        "create_token", "cancel", "retry", "set_priority", "set_args", "remove", "set_group", "set_queue",
+        "set_timeout",
         "put_periodic_task", "enable_periodic_task", "run_periodic_task", "remove_periodic_task",
     ]  # fmt: skip
     [named] = {act.caller for act in acts if act.act != "create_token"}

@@ -137,6 +137,14 @@ async def test_a_new_group_is_served_first_by_the_next_plan(fleet):
     assert await fleet.take() == ["new"]
 
 
+async def test_a_plan_that_was_published_before_its_queue_was_paused_gives_nothing(fleet, client):
+    left = await fleet.left()
+    await client.queues.set("default", paused=True)
+    assert (await fleet.take(), await fleet.left()) == ([], left)
+    await client.queues.set("default", paused=False)
+    assert len(await fleet.take(left)) == left
+
+
 async def test_the_next_choice_goes_on_where_the_draws_have_ended(fleet):
     await fleet.bench.connection.execute("DELETE FROM joex_private.job WHERE executor_id = $1", fleet.taker)
     served: Counter[str] = Counter()  # all groups hold the same number

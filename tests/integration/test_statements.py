@@ -208,6 +208,7 @@ CALLS = {
     "sees_the_latest": "joex_private.sees_the_latest()",
     "serve_queue": "joex_private.serve_queue('another')",
     "set_args": f"joex.set_args({NO_JOB}, '{{}}')",
+    "set_queue": "joex.set_queue('default', false)",
     "set_group": "joex.set_group('a', weight => 2)",
     "set_priority": f"joex.set_priority({NO_JOB}, 'high')",
     "set_timeout": "joex_private.set_timeout('a', '1 minute', false)",

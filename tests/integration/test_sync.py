@@ -56,6 +56,8 @@ def test_jobs_are_submitted_read_and_changed_without_an_event_loop(sync: joex.sy
     assert [one.id for one in sync.periodic.list("user")] == ["nightly"]
     sync.groups.set("acme", weight=3)
     assert [(one.group, one.weight) for one in sync.groups.settings()] == [("acme", 3)]
+    sync.queues.set("mail", paused=True)
+    assert [one.queue for one in sync.queues.paused()] == ["mail"]
     with pytest.raises(joex.InvalidJob, match=r"arguments of task 'sums\.add'"):
         add.submit(sync, a="x", b=2)  # type: ignore[arg-type]
 

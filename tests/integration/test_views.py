@@ -233,7 +233,7 @@ COLUMNS = {
     "result error seq",
     "group_stats": "queue grp waiting deferred scheduled running stuck oldest_runnable_seconds weight paused "
     "max_running",
-    "queue_stats": "queue waiting deferred scheduled running stuck oldest_runnable_seconds groups",
+    "queue_stats": "queue waiting deferred scheduled running stuck oldest_runnable_seconds groups paused",
     "executors": "id app_id state held pool_size queues host pid pod_uid http_address version tasks started_at "
     "heartbeat_at left_at silent_seconds",
     "pool_steps": "namespace home pool nr at before target ready draining mode why wanted capped_by runnable held "

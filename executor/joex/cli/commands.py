@@ -52,6 +52,7 @@ _COMMANDS = {
     "notify": _Place("executors:notify", _QUEUES),
     "drain": _Place("executors:drain", _QUEUES),
     "audit": _Place("audit:audit", _QUEUES),
+    "queues": _Place("queues:queues_app", _QUEUES),
     "groups": _Place("groups:groups_app", _QUEUES),
     "timeouts": _Place("timeouts:timeouts_app", _QUEUES),
     "roles": _Place("roles:roles_app", _QUEUES),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from joex.client.groups import Groups
     from joex.client.keyed_jobs import KeyedJobs
     from joex.client.periodic import PeriodicTasks
+    from joex.client.queues import Queues
 
 
 class Client(Calls, Submits[Coroutine[Any, Any, UUID], Coroutine[Any, Any, UUID | None]]):
@@ -71,6 +72,13 @@ class Client(Calls, Submits[Coroutine[Any, Any, UUID], Coroutine[Any, Any, UUID 
         from joex.client.groups import Groups  # noqa: PLC0415 - few programs use them
 
         return Groups(self.connections)
+
+    @property
+    def queues(self) -> Queues:
+        """The queues: to pause and resume them."""
+        from joex.client.queues import Queues  # noqa: PLC0415 - few programs use them
+
+        return Queues(self.connections)
 
     @property
     def keyed(self) -> KeyedJobs:

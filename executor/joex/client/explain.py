@@ -66,6 +66,12 @@ def _turn(detail: Detail) -> str:
     return f"{least}{detail['places']} {groups} served before its own"
 
 
+def _queue_paused(detail: Detail) -> str:
+    by = f" by {detail['by']}" if detail["by"] is not None else ""  # hidden from a bound role, or a bound token
+    queue = detail["queue"]
+    return f"its queue {queue!r} is paused since {detail['since']}{by}: joex queues set {queue} --resume"
+
+
 def _queue_held(detail: Detail) -> str:
     if detail["session"] is None:  # hidden from a bound role, or a bound token
         return f"a session of the database holds the lock of the queue {detail['queue']!r}, so takes are late"
@@ -97,6 +103,7 @@ _SENTENCES: dict[str, Callable[[Detail], str]] = {
         f"the task {detail['task']!r} is not known to the {_executors(detail)}: it will fail, and be retried"
     ),
     "slots_busy": lambda detail: f"all slots are busy: {detail['slots']}, of {_executors(detail)}",
+    "queue_paused": _queue_paused,
     "group_paused": lambda detail: (
         f"its group {detail['group']!r} is paused: joex groups set {detail['group']} --resume"
     ),

@@ -93,6 +93,22 @@ async def overview(
     )  # fmt: skip
 
 
+@routes.post("/queue", dependencies=[needs(Scope.OPERATE)])
+async def set_queue(console: TheConsole, caller: TheCaller, request: Request, form: TheForm) -> Response:
+    """Pause a queue, or resume it."""
+    queue, paused = form.get("queue", ""), {"yes": True, "no": False}.get(form.get("paused", ""))
+    if not queue or paused is None:
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, "queue, paused: expected a queue, and yes or no.")
+    if caller.groups is not None:
+        refuse(f"A pause concerns other groups too, and {caller.name} is bound to groups.")
+    if not caller.bounds.holds(queue, ""):
+        not_found(f"There is no queue {queue!r}.")
+    async with acting(console.client, caller) as connection:
+        await stats.set_queue(connection, queue, paused=paused)
+    console.snapshots.expire()
+    return to(request, "/")
+
+
 @routes.get("/fairness", dependencies=[needs(Scope.VIEW)])
 async def fairness(  # noqa: PLR0917 - the fields of the form
     console: TheConsole,
@@ -291,6 +307,8 @@ def _alerts(queue: Queue, recent: Counter[tuple[str, str]]) -> list[Alert]:
         found.append(
             Alert(queue.name, f"{failed:,} of {ended:,} jobs have failed within half an hour.", "JoexJobsFailing")
         )
-    if paused := [one for one in queue.groups if one.standing is Standing.PAUSED and one.stats.waiting]:
+    if queue.paused is not None:
+        found.append(Alert(queue.name, f"The queue is paused: {plural(queue.sums['waiting'], 'job')} in line."))
+    elif paused := [one for one in queue.groups if one.standing is Standing.PAUSED and one.stats.waiting]:
         found.append(Alert(queue.name, f"Jobs wait in {plural(len(paused), 'paused group')}."))
     return found

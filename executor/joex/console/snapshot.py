@@ -25,7 +25,7 @@ from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store import executors, stats
 from joex.store.executors import Executor
 from joex.store.statement import Connection
-from joex.store.stats import GroupStats
+from joex.store.stats import GroupStats, PausedQueue
 
 _log = logging.getLogger("joex")
 
@@ -92,12 +92,14 @@ class Queue:
     """A queue with its groups in the order of the ring, from the cursor on.
 
     ``slots``, ``executors``: of those that serve it and do not drain; None for viewers who may not see them.
+    ``paused``: None: it is not.
     """
 
     name: str
     groups: Sequence[Group]
     slots: int | None
     executors: int | None
+    paused: PausedQueue | None = None
 
     @cached_property
     def sums(self) -> Counter[str]:
@@ -174,7 +176,8 @@ class Snapshot:
             if bounds.groups is not None:
                 groups = sorted(map(_alone, groups), key=lambda one: one.stats.group)
             if groups:
-                queues[name] = Queue(name, groups, None, None)
+                paused = None if queue.paused is None else replace(queue.paused, by=None)
+                queues[name] = Queue(name, groups, None, None, paused)
         sees_ends = bounds.groups is None
         ended = Counter({key: jobs for key, jobs in self.ended.items() if sees_ends and bounds.holds(key[0], "")})
         return Snapshot(self.number, self.at, queues, (), ended)
@@ -275,11 +278,12 @@ class Snapshots:
         cursors = await stats.cursors(connection)
         living = await executors.list_executors(connection, most=_MOST_EXECUTORS)
         of_workers = await stats.queues_of_workers(connection)
+        paused = {one.queue: one for one in await stats.paused_queues(connection)}
         self._cost = self._clock() - self._begun  # of the server; what follows is this process's own
         return Snapshot(
             1 if last is None else last.number + 1,
             now,
-            _queues(groups, living, of_workers, cursors, self._places),
+            _queues(groups, living, of_workers, paused, cursors=cursors, places=self._places),
             living,
             _merged(last, ended, _minute(since), _minute(now - HISTORY)),
         )
@@ -300,11 +304,13 @@ def _queues(
     groups: Sequence[GroupStats],
     living: Sequence[Executor],
     of_workers: set[str],
+    paused: dict[str, PausedQueue],
+    *,
     cursors: dict[str, Cursor],
     places: dict[str, int],
 ) -> dict[str, Queue]:
     of_queues: dict[str, list[GroupStats]] = {name: [] for one in living for name in one.queues}
-    of_queues |= {name: [] for name in of_workers}
+    of_queues |= {name: [] for name in (*of_workers, *paused)}
     for one in groups:
         of_queues.setdefault(one.queue, []).append(one)
     found = {}
@@ -313,7 +319,8 @@ def _queues(
         slots = sum(one.pool_size for one in serving)
         members = _in_order(of_queues[name], places, cursors.get(name, Cursor(-(2**63), 0)))
         is_served = bool(serving) or name in of_workers
-        found[name] = Queue(name, _judged(members, places, slots, is_served=is_served), slots, len(serving))
+        judged = _judged(members, places, slots, is_served=is_served, is_paused=name in paused)
+        found[name] = Queue(name, judged, slots, len(serving), paused.get(name))
     return found
 
 
@@ -325,15 +332,19 @@ def _in_order(groups: list[GroupStats], places: dict[str, int], cursor: Cursor) 
     return sorted(groups, key=lambda one: (places[one.group] <= before, places[one.group]))
 
 
-def _judged(groups: list[GroupStats], places: dict[str, int], slots: int, *, is_served: bool) -> list[Group]:
+def _judged(
+    groups: list[GroupStats], places: dict[str, int], slots: int, *, is_served: bool, is_paused: bool
+) -> list[Group]:
     shares = fair_shares([want_of(one) for one in groups], slots)
     levels = [(one.scheduled + one.running) // one.weight for one in groups]
     highest = max(levels, default=0)
-    open_ones = [nr for nr, one in enumerate(groups) if one.waiting and not one.paused and not _is_full(one)]
+    open_ones = [
+        nr for nr, one in enumerate(groups) if one.waiting and not (one.paused or is_paused) and not _is_full(one)
+    ]
     turns = {nr: turn for turn, nr in enumerate(sorted(open_ones, key=lambda nr: (levels[nr], nr)), start=1)}
     return [
         Group(one, places[one.group], turns.get(nr), shares[nr],
-              _standing(one, turns.get(nr), highest - levels[nr], is_served=is_served))
+              _standing(one, turns.get(nr), highest - levels[nr], is_served=is_served, is_paused=is_paused))
         for nr, one in enumerate(groups)
     ]  # fmt: skip
 
@@ -346,8 +357,8 @@ _FAR_BEHIND = 2
 """Levels: as joex.shares() counts the groups that are behind."""
 
 
-def _standing(one: GroupStats, turn: int | None, levels_below: int, *, is_served: bool) -> Standing:
-    if one.paused:
+def _standing(one: GroupStats, turn: int | None, levels_below: int, *, is_served: bool, is_paused: bool) -> Standing:
+    if one.paused or is_paused:
         return Standing.PAUSED
     if one.waiting and not is_served:
         return Standing.UNSERVED

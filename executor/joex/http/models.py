@@ -155,6 +155,12 @@ class ArgsBody(Body):
     args: dict[str, Any] = Field(description="all new arguments, by name")
 
 
+class QueueBody(Body):
+    """Settings of a queue."""
+
+    paused: bool = Field(description="executors and workers take no job of the queue")
+
+
 class GroupBody(Body):
     """Settings of a group in a queue. A field that you leave out stays as it is."""
 

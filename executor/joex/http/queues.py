@@ -15,7 +15,7 @@ from joex.core.job import State
 from joex.http.caller import TheCaller, acting, needs
 from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, TheReports, refusals
 from joex.http.errors import problems
-from joex.http.models import GroupBody, Name
+from joex.http.models import GroupBody, Name, QueueBody
 from joex.http.route import Route
 from joex.http.visible import MOST_BYTES, VisibleJob, most_bytes, visible
 from joex.store import executors, pools, stats
@@ -24,7 +24,7 @@ from joex.store.job_logs import LogEntry, latest_log
 from joex.store.jobs import Job
 from joex.store.listing import Filter, list_held, list_jobs, list_queued
 from joex.store.pools import PoolStep
-from joex.store.stats import GroupSetting, GroupStats, QueueStats
+from joex.store.stats import GroupSetting, GroupStats, PausedQueue, QueueStats
 
 routes = APIRouter(route_class=Route, tags=["queues"], responses=problems(503))
 
@@ -60,6 +60,13 @@ class Groups:
 
     groups: list[GroupStats]
     settings: list[GroupSetting]
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The queues that are paused."""
+
+    paused: list[PausedQueue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,28 @@ async def queue_stats(client: TheClient, caller: TheCaller, reports: TheReports)
     """
     async with reports, client.using() as connection:
         return Stats(await stats.shared_queue_stats(connection, caller.bounds))
+
+
+@routes.get("/api/v1/queues", dependencies=[needs(Scope.VIEW)])
+async def list_paused_queues(client: TheClient, caller: TheCaller, reports: TheReports) -> Queues:
+    """List the queues that are paused. A bound token does not see who has paused them."""
+    async with reports, client.using() as connection:
+        return Queues(await stats.paused_queues(connection, caller.bounds))
+
+
+@routes.post("/api/v1/queues/{queue:name}", responses=refusals(), dependencies=[needs(Scope.OPERATE)])
+async def set_queue(client: TheClient, caller: TheCaller, queue: Annotated[Name, Path()], body: QueueBody) -> Done:
+    """Pause a queue, or resume it, for all takes that begin from now on. Runs go on, and submissions are accepted.
+
+    A token that is bound to groups may not, because that concerns others too.
+    """
+    if caller.groups is not None:
+        detail = f"queue: a pause concerns other groups too, and the token {caller.name!r} is bound to groups"
+        raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
+    caller.check_place(queue, "default")
+    async with acting(client, caller) as connection:
+        await stats.set_queue(connection, queue, paused=body.paused)
+    return Done(f"the queue {queue!r} is {'paused' if body.paused else 'resumed'}")
 
 
 @routes.get("/api/v1/groups", dependencies=[needs(Scope.VIEW)])

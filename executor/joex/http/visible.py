@@ -55,6 +55,8 @@ def visible_reasons(caller: Caller, reasons: Sequence[Reason]) -> list[WhyNot]:
         detail = dict(one.detail)
         if not caller.sees_payloads and "error" in detail:
             detail["error"] = None
+        if bounds.are_set and one.reason == "queue_paused":
+            detail["by"] = None
         if bounds.are_set and one.reason == "queue_held":
             detail |= {"session": None, "role": None}
         if one.reason not in hidden:

@@ -12,14 +12,16 @@ from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 _QUEUES = statement("""
-    SELECT queue, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, groups FROM joex.queue_stats
-    ORDER BY queue
+    SELECT queue, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, groups, paused
+    FROM joex.queue_stats ORDER BY queue
 """)
 # (As the view joex.queue_stats, of the groups and queues that a caller may reach.)
 _QUEUES_WITHIN = statement("""
     SELECT queue, sum(waiting)::bigint, sum(deferred)::bigint, sum(scheduled)::bigint, sum(running)::bigint,
            sum(stuck)::bigint, max(oldest_runnable_seconds) FILTER (
-               WHERE NOT paused AND (max_running IS NULL OR scheduled + running < max_running)), count(*)
+               WHERE NOT paused AND (max_running IS NULL OR scheduled + running < max_running)
+                     AND queue <> ALL (ARRAY(SELECT name FROM joex_private.queue WHERE paused_at IS NOT NULL))),
+           count(*), queue = ANY (ARRAY(SELECT name FROM joex_private.queue WHERE paused_at IS NOT NULL))
     FROM joex.group_stats WHERE ($1::text[] IS NULL OR queue = ANY ($1)) AND ($2::text[] IS NULL OR grp = ANY ($2))
     GROUP BY queue ORDER BY queue
 """)
@@ -68,6 +70,11 @@ _SETTINGS = statement("""
 _SET_GROUP = statement(
     "SELECT joex.set_group($1::text, $2::text, $3::integer, $4::boolean, $5::integer, max_waiting => $6::integer)"
 )
+_PAUSED = statement("""
+    SELECT name, paused_at, paused_by FROM joex_private.queue
+    WHERE paused_at IS NOT NULL AND ($1::text[] IS NULL OR name = ANY ($1)) ORDER BY name
+""")
+_SET_QUEUE = statement("SELECT joex.set_queue($1::text, $2::boolean)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,7 @@ class Shares:
 class QueueStats:
     """Unfinished jobs of a queue. ``waiting`` may run now, ``deferred`` not before a time.
 
-    ``shares``: None where no group is active, or they were not asked for.
+    ``paused``: no job of it begins. ``shares``: None where no group is active, or they were not asked for.
     """
 
     queue: str
@@ -109,7 +116,17 @@ class QueueStats:
     stuck: int
     oldest_runnable_seconds: float | None
     groups: int
+    paused: bool = False
     shares: Shares | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PausedQueue:
+    """A queue that is paused, since when, and who has paused it; None: the caller may not know."""
+
+    queue: str
+    since: datetime
+    by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +251,19 @@ async def group_settings(
     with translated():
         rows = await connection.fetch(_SETTINGS, within.queues, within.groups, most)
     return [GroupSetting(*row) for row in rows]
+
+
+async def paused_queues(connection: Connection, bounds: Bounds = EVERYTHING) -> list[PausedQueue]:
+    """The queues that are paused, with their jobs or without; a bounded caller does not learn who has paused them."""
+    with translated():
+        rows = await connection.fetch(_PAUSED, bounds.queues)
+    return [PausedQueue(name, since, None if bounds.are_set else by) for name, since, by in rows]
+
+
+async def set_queue(connection: Connection, queue: str, *, paused: bool) -> None:
+    """Pause a queue, or resume it."""
+    with translated():
+        await connection.execute(_SET_QUEUE, queue, paused)
 
 
 async def set_group(

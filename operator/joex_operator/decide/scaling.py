@@ -50,7 +50,8 @@ class Demand:
     """The demand for a pool: what the database knows of its queues.
 
     Attributes:
-        runnable: jobs that an executor could take now: without those of paused groups, and within each group's limit.
+        runnable: jobs that an executor could take now: without those of paused queues and groups, and within the limit
+            of each group.
         next_due: seconds until the next job is due; None: no job is due later.
         work: for a pool with a target; None: each job counts as a slot.
     """

@@ -319,7 +319,9 @@ CREATE TABLE joex_private.queue (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
     id      integer GENERATED ALWAYS AS IDENTITY UNIQUE,
     cursor  regclass NOT NULL,
-    drawn   regclass NOT NULL       -- how many entries of its plans have been drawn (see sql/35_plans.sql)
+    drawn   regclass NOT NULL,      -- how many entries of its plans have been drawn (see sql/35_plans.sql)
+    paused_at   timestamptz,        -- set: no job of the queue begins
+    paused_by   text                -- the caller that has paused it, or its role
 );
 
 -- The installing role owns the sequences, whichever role is the first to serve the queue; roles that may take jobs may advance them. (No

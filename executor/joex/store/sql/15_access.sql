@@ -19,7 +19,7 @@ CREATE OR REPLACE FUNCTION joex_private.functions_of_scopes() RETURNS TABLE (sco
                         joex.wait_no_more, joex_private.add, joex_private.find, joex_private.versions}'),
            ('work', '{joex.update, joex.finish, joex.horizon, joex_private.accept, joex_private.accept_state, joex_private.arguments,
                       joex_private.goes_round, joex_private.highest_rank, joex_private.run_of, joex_private.watch_for_workers}'),
-           ('operate', '{joex.cancel, joex.set_priority, joex.set_args, joex.retry, joex.retry_failed, joex.remove, joex.set_group,
+           ('operate', '{joex.cancel, joex.set_priority, joex.set_args, joex.retry, joex.retry_failed, joex.remove, joex.set_group, joex.set_queue,
                          joex.put_periodic_task, joex.remove_periodic_task, joex.enable_periodic_task, joex.run_periodic_task,
                          joex_private.drain, joex_private.find, joex_private.resubmit, joex_private.set_timeout,
                          joex_private.wake_all}'),

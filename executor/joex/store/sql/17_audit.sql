@@ -15,7 +15,7 @@ SELECT a.nr,       -- bigint: grows with each act
        a.at,       -- timestamptz
        a.role,     -- text: the role of the database that did it
        a.caller,   -- text: on whose behalf, as that role says: for the HTTP interface, the name of the token
-       a.act,      -- text: cancel, retry, remove, set_priority, set_args, retry_failed, set_group, drain and so on
+       a.act,      -- text: cancel, retry, remove, set_priority, set_args, retry_failed, set_group, set_queue, drain and so on
        a.subject,  -- text: the id of the job, the name of the group, the app-id and so on
        a.queue,    -- text: null: it concerns all queues
        a.grp,      -- text: the group; null: it concerns all groups

@@ -157,10 +157,13 @@ CREATE OR REPLACE FUNCTION joex_private.held_by(p_executor integer) RETURNS SETO
 LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     SELECT j.id FROM joex_private.held j WHERE j.executor_id = p_executor $$;
 
--- Is there a runnable job in the queue?
+-- Is there a runnable job in the queue, and the queue not paused?
 CREATE OR REPLACE FUNCTION joex_private.has_runnable(p_queue text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 BEGIN
+    IF EXISTS (SELECT FROM joex_private.queue q WHERE q.name = p_queue AND q.paused_at IS NOT NULL) THEN
+        RETURN false;
+    END IF;
     IF joex_private.floor_epoch() % 2 = 0 THEN
         RETURN EXISTS (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL);
     END IF;

@@ -716,10 +716,11 @@ BEGIN
     IF v_executor.draining THEN
         RETURN;
     END IF;
-    FOR v_queue IN SELECT n.name, q.cursor, q.drawn, (SELECT j.due_at FROM joex_private.job j
+    FOR v_queue IN SELECT n.name, q.cursor, q.drawn, q.paused_at, (SELECT j.due_at FROM joex_private.job j
                                                       WHERE j.queue = n.name AND j.due_at IS NOT NULL ORDER BY j.due_at LIMIT 1)
                    FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
                    LEFT JOIN joex_private.queue q USING (name) ORDER BY n.ord LOOP
+        CONTINUE WHEN v_queue.paused_at IS NOT NULL;
         IF v_queue.due_at <= v_now THEN     -- (for a worker, whose transaction may stay open, no more than it takes)
             PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
         END IF;

@@ -247,6 +247,33 @@ BEGIN
     PERFORM joex_private.wake(queue, 4);    -- (resumed, or with a higher limit: there may be work now)
 END $$;
 
+-- Pause a queue, or resume it: while it is paused no job of it begins. Runs go on, and submissions are accepted. A take that begins after
+-- this has committed takes nothing; one that is under way may still take jobs.
+CREATE OR REPLACE FUNCTION joex.set_queue(queue text, paused boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+BEGIN
+    PERFORM joex_private.must_be_allowed('{operate}', queue, NULL);
+    IF paused IS NULL THEN
+        RAISE EXCEPTION 'paused: expected true or false; got NULL' USING ERRCODE = '22004';
+    END IF;
+    IF paused AND NOT EXISTS (SELECT FROM joex_private.queue q WHERE q.name = queue) THEN
+        -- (As in serve_queue, but this may wait. Without it a take would wait for the row of a transaction that is open.)
+        PERFORM FROM joex_private.mutex m WHERE m.purpose = 'queues' FOR UPDATE;
+        INSERT INTO joex_private.queue (name)
+        SELECT queue WHERE NOT EXISTS (SELECT FROM joex_private.queue q WHERE q.name = queue);
+    END IF;
+    UPDATE joex_private.queue q SET
+        paused_at = CASE WHEN paused THEN coalesce(q.paused_at, clock_timestamp()) END,
+        paused_by = CASE WHEN paused AND q.paused_at IS NULL
+                         THEN coalesce(nullif(left(current_setting('joex.caller', true), 254), ''), session_user)
+                         WHEN paused THEN q.paused_by END
+    WHERE q.name = queue;
+    PERFORM joex_private.note_act('set_queue', queue, queue, NULL, jsonb_build_object('paused', paused));
+    IF NOT paused THEN
+        PERFORM joex_private.wake(queue, 4);
+    END IF;
+END $$;
+
 -- Delete a batch of finished jobs with their logs, the oldest first. Keyed jobs stay until a client removes them. Returns the number of
 -- jobs, and when the last of them ended (null: there was none). Call it until the number is 0, each time in a transaction of its own.
 -- A batch reads over jobs of other states, which stay: pass the last `upto` as `since`, and the next batch does not read them again.

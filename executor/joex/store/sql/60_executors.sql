@@ -296,7 +296,8 @@ BEGIN
     RETURN EXISTS (SELECT FROM unnest(p_queues) q(name) WHERE
         joex_private.has_runnable(q.name)
         OR EXISTS (SELECT FROM joex_private.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
-                   AND j.due_at <= v_now OFFSET 0));
+                   AND j.due_at <= v_now
+                   AND NOT EXISTS (SELECT FROM joex_private.queue p WHERE p.name = q.name AND p.paused_at IS NOT NULL) OFFSET 0));
 END $$;
 
 -- An executor with a free slot and nothing to take falls asleep: submissions wake it from now on. It must take once more after this has
@@ -314,7 +315,8 @@ BEGIN
     PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex_private.has_runnable(n.name);
 END $$;
 
--- What an executor must know before it sleeps: the seconds until the next job of its queues is due (null: none has a time), and the oldest
+-- What an executor must know before it sleeps: the seconds until the next job of its queues is due (null: none has a time; who resumes a
+-- queue wakes executors, so that a job of a paused one counts for nothing), and the oldest
 -- open transaction id. When that has reached a joex.horizon, all transactions below the horizon have ended.
 CREATE OR REPLACE FUNCTION joex_private.sleep_state(p_queues text[])
 RETURNS TABLE (next_due float8, oldest_xid bigint)
@@ -323,7 +325,8 @@ BEGIN
     RETURN QUERY SELECT
         (SELECT extract(epoch FROM min(d.due_at) - clock_timestamp())::float8 FROM unnest(p_queues) q(name)
          CROSS JOIN LATERAL (SELECT j.due_at FROM joex_private.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
-                             ORDER BY j.due_at LIMIT 1) d),
+                             ORDER BY j.due_at LIMIT 1) d
+         WHERE NOT EXISTS (SELECT FROM joex_private.queue p WHERE p.name = q.name AND p.paused_at IS NOT NULL)),
         pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 END $$;
 

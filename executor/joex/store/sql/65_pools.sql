@@ -90,8 +90,8 @@ BEGIN
     PERFORM joex_private.recover_overdue(NULL, p_queues);
 END $$;
 
--- How many jobs of these queues an executor could take now, counted up to p_most: without the jobs of paused groups, and without jobs
--- beyond a group's limit. And the seconds until the next job is due (null: no job has a time). This counts a due job only when
+-- How many jobs of these queues an executor could take now, counted up to p_most: without the jobs of paused queues and groups, and without
+-- jobs beyond a group's limit. And the seconds until the next job is due (null: no job has a time). This counts a due job only when
 -- promote_due has moved it to its lane.
 CREATE OR REPLACE FUNCTION joex_private.demand(p_queues text[], p_most integer)
 RETURNS TABLE (runnable bigint, next_due float8)
@@ -101,6 +101,7 @@ DECLARE
 BEGIN
     runnable := 0;
     FOREACH v_queue IN ARRAY p_queues LOOP
+        CONTINUE WHEN EXISTS (SELECT FROM joex_private.queue q WHERE q.name = v_queue AND q.paused_at IS NOT NULL);
         IF EXISTS (SELECT FROM joex_private.group_setting g
                    WHERE g.queue = v_queue AND (g.paused OR g.max_running IS NOT NULL)) THEN
             runnable := runnable + joex_private.demand_by_group(v_queue, p_most - runnable);
@@ -192,6 +193,7 @@ DECLARE
     v_counted bigint := 0;
 BEGIN
     FOREACH v_queue IN ARRAY p_queues LOOP
+        CONTINUE WHEN EXISTS (SELECT FROM joex_private.queue q WHERE q.name = v_queue AND q.paused_at IS NOT NULL);
         v_ring := -9223372036854775808;
         FOR nr IN 1..v_groups LOOP
             SELECT j.ring INTO v_ring FROM joex_private.job j

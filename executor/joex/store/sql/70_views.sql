@@ -79,9 +79,13 @@ SELECT queue,                                -- text
        sum(scheduled)::bigint AS scheduled,  -- bigint: jobs
        sum(running)::bigint AS running,      -- bigint: jobs
        sum(stuck)::bigint AS stuck,          -- bigint: jobs
-       max(oldest_runnable_seconds) FILTER (WHERE NOT paused AND (max_running IS NULL OR scheduled + running < max_running))
-           AS oldest_runnable_seconds,       -- float8: as in joex.group_stats, without paused groups and groups at their limit
-       count(*) AS groups                    -- bigint: with unfinished jobs
+       max(oldest_runnable_seconds) FILTER (WHERE NOT paused AND (max_running IS NULL OR scheduled + running < max_running)
+                                                  AND queue <> ALL (ARRAY(SELECT q.name FROM joex_private.queue q
+                                                                          WHERE q.paused_at IS NOT NULL)))
+           AS oldest_runnable_seconds,       -- float8: as in joex.group_stats, without paused queues and groups, and groups at their limit
+       count(*) AS groups,                   -- bigint: with unfinished jobs
+       queue = ANY (ARRAY(SELECT q.name FROM joex_private.queue q WHERE q.paused_at IS NOT NULL))
+           AS paused                         -- boolean: see joex.set_queue
 FROM joex.group_stats GROUP BY queue;
 
 -- How the groups of each queue share its slots: a row for each queue with an active group. A group is active if it holds slots, or has a
@@ -123,7 +127,8 @@ SET work_mem = '32MB' AS $$
         FROM first n FULL JOIN held h USING (queue, ring)
     ), active AS (
         SELECT k.queue, k.grp, k.held, k.held / coalesce(s.weight, 1) AS level,
-               CASE WHEN s.paused OR k.held >= s.max_running THEN NULL
+               CASE WHEN s.paused OR k.held >= s.max_running
+                         OR k.queue = ANY (ARRAY(SELECT q.name FROM joex_private.queue q WHERE q.paused_at IS NOT NULL)) THEN NULL
                     ELSE extract(epoch FROM clock_timestamp() - k.runnable_since)::float8 END AS waited
         FROM known k LEFT JOIN joex_private.group_setting s USING (queue, grp)
     ), compared AS (

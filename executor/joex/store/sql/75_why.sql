@@ -7,6 +7,7 @@
 --   no_executor (queue, draining): no executor serves its queue
 --   unknown_task (task, executors): no executor of its queue knows the task
 --   slots_busy (slots, executors): all slots of its queue's executors are busy
+--   queue_paused (queue, since, by: who has paused it; null for bound roles): its queue is paused
 --   group_paused (group): its group is paused
 --   group_at_limit (group, limit, running): its group runs as many jobs as its limit allows
 --   queue_held (queue, session, role: null for bound roles): a session holds the lock by which takes from its queue exclude each other,
@@ -80,6 +81,11 @@ BEGIN
         v_is_next := false;
         RETURN QUERY SELECT 'slots_busy', jsonb_build_object('slots', v_serving.slots, 'executors', v_serving.executors);
     END IF;
+
+    RETURN QUERY SELECT 'queue_paused', jsonb_build_object(
+            'queue', q.name, 'since', q.paused_at, 'by', CASE WHEN v_sees_all THEN q.paused_by END)
+        FROM joex_private.queue q WHERE q.name = v_job.queue AND q.paused_at IS NOT NULL;
+    v_is_next := v_is_next AND NOT FOUND;
 
     SELECT coalesce(bool_or(g.paused), false) AS paused, min(g.max_running) AS most, coalesce(max(g.weight), 1) AS weight,
            (SELECT count(*) FROM joex_private.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring
