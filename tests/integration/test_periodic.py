@@ -916,7 +916,7 @@ async def test_a_start_waits_for_no_tenant_that_holds_a_row_of_its_app(tasks, da
             assert inside.log.of(PeriodicNotRegistered) == [PeriodicNotRegistered("shop/held")]
         assert (await tasks.get("shop/free")).timer == MONTHLY
     assert await register_periodic_tasks(tasks.connection, app, Settings()) == []
-    left = await periodic.list_tasks(tasks.connection, owner="app:shop")
+    left = await periodic.list_tasks(tasks.connection, owners=["app:shop"])
     assert [(one.id, one.timer) for one in left] == [("shop/free", MONTHLY), ("shop/held", MONTHLY)]
 
 
