@@ -189,8 +189,6 @@ class ControlPlane:
             f"--service-account-private-key-file={signer.private}",
             f"--root-ca-file={self._authority.own.certificate}",
             "--use-service-account-credentials=true",
-            "--kube-api-qps=200",
-            "--kube-api-burst=400",
             "--concurrent-namespace-syncs=20",
             f"--controllers=*{_NO_ENDPOINTS if self._is_on_loopback else ''}",
             "--node-monitor-period=1s",
