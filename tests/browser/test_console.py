@@ -268,12 +268,12 @@ async def test_a_job_that_waits_for_its_time_runs_now(viewer: Viewer, client: Cl
 
 async def test_a_queue_is_paused_and_resumed(viewer: Viewer, connection: asyncpg.Connection) -> None:
     page = await viewer.open("/")
-    card = page.locator("article.card").filter(has=page.get_by_role("heading", name="documents"))
-    await card.get_by_role("button", name="Pause the queue documents").click()
+    card = page.locator("article.card").filter(has=page.get_by_role("heading", name="default"))
+    await card.get_by_role("button", name="Pause the queue default").click()
     await expect(card).to_contain_text("paused since")
     await expect(page.locator(".alerts")).to_contain_text("The queue is paused")
-    assert await connection.fetchval("SELECT paused_at IS NOT NULL FROM joex_private.queue WHERE name = 'documents'")
-    await card.get_by_role("button", name="Resume the queue documents").click()
+    assert await connection.fetchval("SELECT paused_at IS NOT NULL FROM joex_private.queue WHERE name = 'default'")
+    await card.get_by_role("button", name="Resume the queue default").click()
     await expect(card).not_to_contain_text("paused since")
 
 
