@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -13,7 +13,8 @@ from joex.store.statement import Connection, id_of, statement
 
 _FORGET_LINES = statement("SELECT joex_private.forget_lines($1::uuid, $2::integer)")
 _ATTEMPTS = statement("""
-    SELECT attempt, outcome, app_id, started_at, ended_at, error, retry_at FROM joex.attempts($1::uuid, $2::integer)
+    SELECT attempt, outcome, app_id, started_at, ended_at, CASE WHEN $3::boolean THEN error END, retry_at
+    FROM joex.attempts($1::uuid, $2::integer)
 """)
 # (To learn the length of a text does not unpack it.)
 _LOG = statement("""
@@ -92,9 +93,7 @@ async def job_log(
 async def attempts(connection: Connection, job_id: UUID, *, most: int = 100, payloads: bool = True) -> list[Attempt]:
     """The attempts of a job, in order, at most the last ``most`` ones; errors only with ``payloads``."""
     with translated():
-        rows = await connection.fetch(_ATTEMPTS, job_id, most)
-    found = [Attempt(*row) for row in rows]
-    return found if payloads else [replace(one, error=None) for one in found]
+        return [Attempt(*row) for row in await connection.fetch(_ATTEMPTS, job_id, most, payloads)]
 
 
 async def latest_log(
