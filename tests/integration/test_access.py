@@ -343,6 +343,18 @@ async def test_a_bound_role_that_has_set_a_limit_and_not_committed_keeps_nobody_
         await roles.set_scopes(connection, RoleScopes(name, [], None, None))
 
 
+async def test_a_bound_role_makes_the_jobs_of_others_notify_of_no_event_and_nobody_makes_them_so_for_ever(
+    roles_of, connection
+):
+    bound = await roles_of("submit", "view", groups=["mine"])
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="lasts: expected at most an hour; got 1 day"):
+        await bound.execute("SELECT joex.subscribe('for ever', '1 day')")
+    await bound.execute("SELECT joex.subscribe('mine', '1 hour')")
+    assert await connection.fetchval("SELECT joex_private.is_heard(false) AND NOT joex_private.is_heard(true)")
+    await connection.execute("SELECT joex.subscribe('all', '1 hour')")
+    assert await connection.fetchval("SELECT joex_private.is_heard(true)")
+
+
 async def test_a_worker_that_waits_by_the_name_of_an_operator_does_not_hold_up_the_operator(roles_of, connection):
     """Jobs name their executors, and so the pools that operators watch queues for."""
     worker = await roles_of("work", queues=["mine"])

@@ -24,7 +24,7 @@ POOL = "joex test pool"
 def nothing_but_what_a_test_is_about_wakes_who_waits(monkeypatch):
     """Without a notification the client rechecks jobs only when it renews the subscription: here, never."""
     monkeypatch.setattr(job_watch, "_RENEW_EVERY", 3600.0)
-    monkeypatch.setattr(job_watch, "_LEASE", timedelta(hours=3))
+    monkeypatch.setattr(job_watch, "_LEASE", timedelta(hours=1))
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@
 -- joex.wait_for. When this has committed, a transaction below the joex.horizon may still change a job without a notification.
 CREATE OR REPLACE FUNCTION joex.subscribe(
     name text,                          -- of the client: each has its own
-    lasts interval,                     -- renew it well before
-    events boolean DEFAULT true
+    lasts interval,                     -- at most an hour: renew it well before
+    events boolean DEFAULT true         -- no effect for roles that may not see all events
 ) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
@@ -16,6 +16,11 @@ BEGIN
     IF lasts <= interval '0' THEN
         RAISE EXCEPTION 'lasts: expected more than zero; got %: to end a subscription, call joex.unsubscribe', lasts USING ERRCODE = '22023';
     END IF;
+    -- (While somebody listens, all submissions and ends of all groups notify, which has its price.)
+    IF lasts > interval '1 hour' THEN
+        RAISE EXCEPTION 'lasts: expected at most an hour; got %: renew the subscription before it ends', lasts USING ERRCODE = '22023';
+    END IF;
+    events := events AND joex_private.may('{view}', NULL, NULL);
     SELECT s.until INTO v_until FROM joex_private.subscriber s WHERE s.name = name FOR UPDATE;
     -- (SKIP LOCKED: a transaction that stays open after it has renewed or deleted such a row would make all subscribers wait.)
     DELETE FROM joex_private.subscriber d WHERE d.ctid = ANY (ARRAY(
