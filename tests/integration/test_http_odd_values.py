@@ -23,7 +23,7 @@ from tests.support.asgi import transport
 
 ID = "019f0000-0000-7000-8000-000000000000"
 VALID = {"job": ID, "lock_id": ID, "type": "t", "id": 1, "task": "t", "timer": "Mon", "event": "Mon", "priority": "low"}
-VALID_OBJECTS = {"args": {}, "enabled": True}
+VALID_OBJECTS = {"args": {}, "enabled": True, "paused": True}
 IN_JSON = [
     *("1e400", "-1e400", "NaN", "9" * 400, "9223372036854775808", "-9223372036854775809", "1.5", "true", "null"),
     *('""', '"\\u0000"', '"\\ud800"', '"1e400"', '"9999-12-31T23:59:59-14:00"', '"0001-01-01T00:00:00+14:00"'),
