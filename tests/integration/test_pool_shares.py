@@ -10,6 +10,7 @@ import pytest
 from joex_operator.api.objects import Pool, Ref, parse_pool
 from joex_operator.control import pool_reconciler
 from joex_operator.control.database import Databases
+from joex_operator.control.fleet import FleetError
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.control.pool_reconciler import PoolReconciler
 from joex_operator.decide.history import History
@@ -19,10 +20,7 @@ from joex_operator.metrics import OperatorMetrics
 from tests.integration.conftest import Bench
 from tests.unit.joex_operator.builders import manifest
 
-BY_DEMAND: dict[str, Any] = {
-    "poolSize": 1,
-    "scaling": {"maxReplicas": 100, "behavior": {"scaleUp": {"selectPolicy": "Disabled"}}},
-}
+BY_DEMAND: dict[str, Any] = {"poolSize": 1, "scaling": {"maxReplicas": 100}}
 
 
 @pytest.fixture
@@ -76,3 +74,23 @@ async def test_each_job_of_a_queue_counts_for_one_of_its_pools_and_for_none_that
     reconciler.refused("prod", "second")
     await reconcile("first")
     assert counts == [10, 50, 60]
+
+
+async def test_no_job_counts_for_a_pool_whose_executors_can_not_be_created(
+    reconciler: PoolReconciler, counts: list[int], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (parse_pool(manifest(name, **BY_DEMAND)) for name in ("first", "second"))
+
+    async def refuse(self: ProcessFleet, pool: Pool, index: int) -> None:
+        del self, index
+        if pool.name == "second":
+            raise FleetError("exceeded quota: count/deployments.apps")
+
+    monkeypatch.setattr(ProcessFleet, "create", refuse)
+    for _ in range(2):
+        await bench.submit()
+    await bench.take(await bench.executor("prod/first-0"), 1)  # and it runs for hours
+    with pytest.raises(FleetError):
+        await reconciler.reconcile(Ref("JoexPool", "prod", "second"), second)
+    await reconciler.reconcile(Ref("JoexPool", "prod", "first"), first)
+    assert counts[-1] == 1

@@ -97,6 +97,13 @@ class PoolReconciler:
             SpecError: the pool's template is invalid.
             FleetError, JoexError: an action failed and is to be tried again. All other actions are done.
         """
+        try:
+            return await self._reconcile(ref, pool)
+        except Exception:
+            self._sharers.failed(pool)
+            raise
+
+    async def _reconcile(self, ref: Ref, pool: Pool) -> float:
         template = self._fleet.template(pool)
         observed, database = await self._observe(pool, template)
         now, stored = datetime.now(UTC), self._fleet.status(ref)
@@ -120,6 +127,8 @@ class PoolReconciler:
         await self._steps.write(pool_step(self._fleet.home(pool.namespace), pool, observed, plan), database)
         if failed is not None:
             raise failed
+        if database is not None and observed.demand is not None:  # (now, because a pool may be refused at each try)
+            self._sharers.observed(pool, database.name, observed.replicas)
         return self._requeue_after(pool, plan)
 
     async def _store_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
@@ -146,7 +155,6 @@ class PoolReconciler:
             now, min_ready = datetime.now(UTC), timedelta(seconds=pool.spec.rollout.min_ready_seconds)
             found = [judged(replica, worked, now, min_ready) for replica in self._fleet.replicas(pool)]
             replicas = _merged(pool, found, known, database.name)
-            self._sharers.observed(pool, database.name, replicas)
             if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old
                 self._fleet.recheck_url(pool)
             return ObservedPool(tuple(replicas), demand, template, taken=self._fleet.taken(pool)), database

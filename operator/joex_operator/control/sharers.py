@@ -48,7 +48,7 @@ class Sharers:
         self._known[_key(pool)] = Sharer(pool, database, able_slots(pool, replicas))
 
     def failed(self, pool: Pool) -> None:
-        """A pool can't use its database: it gets no executor, and the others count all of the jobs."""
+        """A pool can't use its database, or not change: it gets no executor, and the others count all of the jobs."""
         if (known := self._known.get(_key(pool))) is not None:
             self._known[_key(pool)] = replace(known, slots=0)
 

@@ -42,11 +42,13 @@ def most_slots(pool: Pool) -> int:
 
 
 def able_slots(pool: Pool, replicas: Collection[Replica]) -> int:
-    """The slots that a pool can have as it is: where an executor does not start, no more than are ready."""
-    if any(one.is_stuck for one in replicas):
-        return min(most_slots(pool), len(ready(replicas)) * pool.spec.pool_size)
+    """The slots that a pool can have as it is: where it gets no further executor, no more than are ready."""
+    spec = pool.spec
+    is_bound = spec.replicas is None and spec.scaling.behavior.scale_up.select_policy == "Disabled"
+    if is_bound or any(one.is_stuck or (one.phase is Phase.PENDING and one.unready) for one in replicas):
+        return min(most_slots(pool), len(ready(replicas)) * spec.pool_size)
     failing = len(crashing(replicas)) + sum(one.is_deaf or one.phase is Phase.LOST for one in replicas)
-    return max(most_slots(pool) - failing * pool.spec.pool_size, 0)
+    return max(most_slots(pool) - failing * spec.pool_size, 0)
 
 
 def part(demand: Demand, own: Server, others: Sequence[Server]) -> Demand:

@@ -76,7 +76,14 @@ def test_the_slots_that_a_pool_may_have(spec: dict[str, Any], slots: int) -> Non
         ([replica(0, held=1), replica(1, Phase.CRASHING), replica(2, unready=True)], 32),
         ([*replicas(2), replica(2, Phase.UNSCHEDULED)], 8),
         ([replica(0), replica(1, Phase.PENDING, problem="ErrImagePull")], 4),
+        ([replica(0), replica(1, Phase.PENDING, unready=True)], 4),
     ],
 )
 def test_others_do_not_count_on_slots_of_executors_that_can_not_start(found, slots):
     assert able_slots(pool(scaling=autoscaled(most=10), poolSize=4), found) == slots
+
+
+def test_others_count_on_no_slots_that_a_pool_may_not_add():
+    disabled = autoscaled(most=10, behavior={"scaleUp": {"selectPolicy": "Disabled"}})
+    assert able_slots(pool(scaling=disabled, poolSize=4), replicas(2)) == 8
+    assert able_slots(pool(scaling=disabled, poolSize=4, replicas=3), replicas(2)) == 12
