@@ -691,8 +691,9 @@ async def test_a_view_without_payloads_sees_none_by_functions_either(roles_of, b
     assert "args" not in returned
     assert "error" not in returned
     assert await viewer.fetchval("SELECT count(*) FROM joex_private.seen_by_floors(true)") == 0
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await viewer.execute("SELECT lock_id FROM joex_private.job")
+    for secret in ("lock_id FROM joex_private.job", "run FROM joex_private.job_log"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await viewer.execute(f"SELECT {secret}")
 
 
 async def test_operators_of_another_role_get_into_no_view_when_it_is_made(roles_of, connection):

@@ -27,9 +27,10 @@ CREATE OR REPLACE FUNCTION joex_private.functions_of_scopes() RETURNS TABLE (sco
            ('executor', '{joex_private.note_act, joex_private.forget_acts}'),
            ('owner', '{joex.set_largest, joex_private.set_scopes, joex_private.secure}') $$;
 
--- The columns of views and tables that a role sees only with the scope payloads. (Who has a lock id, and may work, can end that run.)
+-- The columns of views and tables that a role sees only with the scope payloads. (Who has a lock id, and may work, can end that run. The
+-- record of a run has its error.)
 CREATE OR REPLACE FUNCTION joex_private.payloads() RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
-    SELECT '{args, result, message, error, progress_message, opts, lock_id}'::text[] $$;
+    SELECT '{args, result, message, error, progress_message, opts, lock_id, run}'::text[] $$;
 
 -- What each role may do, and where (null: everywhere). The owner may do everything, as an executor may.
 CREATE OR REPLACE VIEW joex_private.role_bounds AS
