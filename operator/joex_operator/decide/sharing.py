@@ -42,13 +42,21 @@ def most_slots(pool: Pool) -> int:
 
 
 def able_slots(pool: Pool, replicas: Collection[Replica]) -> int:
-    """The slots that a pool can have as it is: where it gets no further executor, no more than are ready."""
+    """The slots that a pool can have as it is: where it gets no further executor, no more than are ready.
+
+    (Executors that take no jobs are a part of its size all the same, unless they crash or their nodes are lost.)
+    """
     spec = pool.spec
     is_bound = spec.replicas is None and spec.scaling.behavior.scale_up.select_policy == "Disabled"
-    if is_bound or any(one.is_stuck or (one.phase is Phase.PENDING and one.unready) for one in replicas):
+    if is_bound or any(one.is_stuck or one.is_deaf or _is_late(one) for one in replicas):
         return min(most_slots(pool), len(ready(replicas)) * spec.pool_size)
-    failing = len(crashing(replicas)) + sum(one.is_deaf or one.phase is Phase.LOST for one in replicas)
+    failing = len(crashing(replicas)) + sum(one.phase is Phase.LOST for one in replicas)
     return max(most_slots(pool) - failing * spec.pool_size, 0)
+
+
+def _is_late(replica: Replica) -> bool:
+    """Whether its executor runs, and has not registered for a while."""
+    return replica.phase is Phase.PENDING and replica.unready
 
 
 def part(demand: Demand, own: Server, others: Sequence[Server]) -> Demand:

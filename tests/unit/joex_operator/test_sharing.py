@@ -73,10 +73,11 @@ def test_the_slots_that_a_pool_may_have(spec: dict[str, Any], slots: int) -> Non
     ("found", "slots"),
     [
         (replicas(3, Phase.PENDING), 40),
-        ([replica(0, held=1), replica(1, Phase.CRASHING), replica(2, unready=True)], 32),
+        ([replica(0, held=1), replica(1, Phase.CRASHING), replica(2, Phase.LOST)], 32),
         ([*replicas(2), replica(2, Phase.UNSCHEDULED)], 8),
         ([replica(0), replica(1, Phase.PENDING, problem="ErrImagePull")], 4),
         ([replica(0), replica(1, Phase.PENDING, unready=True)], 4),
+        ([replica(0), replica(1, unready=True)], 4),
     ],
 )
 def test_others_do_not_count_on_slots_of_executors_that_can_not_start(found, slots):
