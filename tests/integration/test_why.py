@@ -118,7 +118,7 @@ async def test_all_slots_are_busy(bench, executor) -> None:
 async def test_its_group_is_paused_or_at_its_limit(bench, executor) -> None:
     job_id = await bench.submit("acme")
     await set_group(bench, "acme", paused=True)
-    assert await reasons(bench, job_id) == {"group_paused": {"group": "acme"}}
+    assert await reasons(bench, job_id) == {"group_paused": {"group": "acme", "queue": "default"}}
     await set_group(bench, "acme", paused=False, max_running=1)
     assert await reasons(bench, job_id) == {"next": {}}
     second = await bench.submit("acme")

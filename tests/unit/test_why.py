@@ -24,6 +24,21 @@ SAID: list[tuple[str, dict[str, Any], str]] = [
     ("not_due", {"at": "noon", "seconds": 90.2, "retry": False, "failures": 0}, "it is not due before noon, in 1m30s"),
     ("no_executor", {"queue": "mail", "draining": 2}, "no executor serves the queue 'mail' (2 drain)"),
     ("slots_busy", {"slots": 4, "executors": 2}, "all slots are busy: 4, of 2 executors of its queue"),
+    (
+        "queue_paused",
+        {"queue": "new mail", "since": "noon", "by": None},
+        "its queue 'new mail' is paused since noon: joex queues set 'new mail' --resume",
+    ),
+    (
+        "group_paused",
+        {"group": "acme", "queue": "default"},
+        "its group 'acme' is paused: joex groups set acme --resume",
+    ),
+    (
+        "group_paused",
+        {"group": "$(id)", "queue": "new mail"},
+        "its group '$(id)' is paused: joex groups set '$(id)' --queue 'new mail' --resume",
+    ),
     ("group_at_limit", {"group": "acme", "running": 2, "limit": 2}, "its group 'acme' runs 2 of 2 jobs it may"),
     (
         "queue_held",

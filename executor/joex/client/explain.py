@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from shlex import quote
 from typing import Any
 
 from joex.core.duration import format_duration
@@ -69,7 +70,13 @@ def _turn(detail: Detail) -> str:
 def _queue_paused(detail: Detail) -> str:
     by = f" by {detail['by']}" if detail["by"] is not None else ""  # hidden from a bound role, or a bound token
     queue = detail["queue"]
-    return f"its queue {queue!r} is paused since {detail['since']}{by}: joex queues set {queue} --resume"
+    return f"its queue {queue!r} is paused since {detail['since']}{by}: joex queues set {quote(queue)} --resume"
+
+
+def _group_paused(detail: Detail) -> str:
+    group, queue = detail["group"], detail["queue"]
+    there = "" if queue == "default" else f" --queue {quote(queue)}"
+    return f"its group {group!r} is paused: joex groups set {quote(group)}{there} --resume"
 
 
 def _queue_held(detail: Detail) -> str:
@@ -104,9 +111,7 @@ _SENTENCES: dict[str, Callable[[Detail], str]] = {
     ),
     "slots_busy": lambda detail: f"all slots are busy: {detail['slots']}, of {_executors(detail)}",
     "queue_paused": _queue_paused,
-    "group_paused": lambda detail: (
-        f"its group {detail['group']!r} is paused: joex groups set {detail['group']} --resume"
-    ),
+    "group_paused": _group_paused,
     "group_at_limit": lambda detail: (
         f"its group {detail['group']!r} runs {detail['running']} of {detail['limit']} jobs it may"
     ),

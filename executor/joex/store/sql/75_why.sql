@@ -8,7 +8,7 @@
 --   unknown_task (task, executors): no executor of its queue knows the task
 --   slots_busy (slots, executors): all slots of its queue's executors are busy
 --   queue_paused (queue, since, by: who has paused it; null for bound roles): its queue is paused
---   group_paused (group): its group is paused
+--   group_paused (group, queue): its group is paused in its queue
 --   group_at_limit (group, limit, running): its group runs as many jobs as its limit allows
 --   queue_held (queue, session, role: null for bound roles): a session holds the lock by which takes from its queue exclude each other,
 --     for more than a second, or with a state that the owner of the schema may not see: takes go on, each a second later
@@ -93,7 +93,7 @@ BEGIN
     INTO v_group FROM joex_private.group_setting g WHERE g.queue = v_job.queue AND g.grp = v_job.grp;
     IF v_group.paused THEN
         v_is_next := false;
-        RETURN QUERY SELECT 'group_paused', jsonb_build_object('group', v_job.grp);
+        RETURN QUERY SELECT 'group_paused', jsonb_build_object('group', v_job.grp, 'queue', v_job.queue);
     END IF;
     IF v_group.running >= v_group.most THEN
         v_is_next := false;
