@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from functools import partial
+from html import unescape
 from ipaddress import ip_network
 from typing import Any
 from uuid import UUID
@@ -309,6 +310,29 @@ async def test_a_queue_is_paused_and_resumed_by_those_who_may_steer_all_of_it(
     assert (group.standing, group.turn) == (Standing.PAUSED, None)
     await console.post("/queue", data=form | {"paused": "no"}, headers=HERE)
     assert await stats.paused_queues(connection) == []
+
+
+async def test_the_names_in_its_commands_are_quoted_for_a_shell(browse: Open, client: Client) -> None:
+    await client.submit("a", group="$(id)", queue="new mail")
+    console = browse()
+    for path, command in (
+        ("/group?queue=new+mail&group=$(id)", "joex groups set '$(id)' --queue 'new mail' --weight 3"),
+        ("/fairness?queue=new+mail", "joex groups list --queue 'new mail'"),
+    ):
+        assert command in unescape((await console.get(path)).text)
+
+
+async def test_a_wrong_name_in_a_form_gets_a_line_that_names_the_field(browse: Open) -> None:
+    console = browse()
+    for path, form, complaint in (
+        ("/queue", {"queue": "q" * 255, "paused": "yes"}, "queue: at most 254 bytes; got 255"),
+        ("/queue", {"queue": "a\0", "paused": "yes"}, "queue: must not contain a NUL character"),
+        ("/group", {"queue": "q" * 255, "group": "acme", "weight": "3"}, "queue: at most 254 bytes; got 255"),
+        ("/group", {"queue": "mail", "group": "a\0", "weight": "3"}, "group: must not contain a NUL character"),
+    ):
+        answer = await console.post(path, data=form, headers=HERE)
+        assert answer.status_code == 400
+        assert complaint in answer.text
 
 
 async def test_all_that_matches_is_changed_but_no_more_than_was_confirmed(

@@ -19,7 +19,7 @@ from joex.console.views import plural
 from joex.core.access import Scope
 from joex.http.caller import Caller, acting
 from joex.http.visible import WhyNot, visible_reasons
-from joex.store import jobs, stats
+from joex.store import jobs
 from joex.store.bounded import NOTHING
 from joex.store.jobs import Job
 from joex.store.listing import Filter, list_jobs
@@ -104,7 +104,7 @@ async def set_queue(console: TheConsole, caller: TheCaller, request: Request, fo
     if not caller.bounds.holds(queue, ""):
         not_found(f"There is no queue {queue!r}.")
     async with acting(console.client, caller) as connection:
-        await stats.set_queue(connection, queue, paused=paused)
+        await console.client.queues.set(queue, paused=paused, connection=connection)
     console.snapshots.expire()
     return to(request, "/")
 
@@ -191,9 +191,10 @@ async def set_group(console: TheConsole, caller: TheCaller, request: Request, fo
         refuse(f"A weight or a limit concerns other groups too, and {caller.name} is bound to groups.")
     if wish.is_any:
         async with acting(console.client, caller) as connection:
-            await stats.set_group(
-                connection, group, queue, weight=wish.weight, paused=wish.paused, max_running=wish.max_running
-            )
+            await console.client.groups.set(
+                group, queue=queue, weight=wish.weight, paused=wish.paused, max_running=wish.max_running,
+                connection=connection,
+            )  # fmt: skip
         console.snapshots.expire()
     return to(request, "/group", queue=queue, group=group, done="set" if wish.is_any else "same")
 

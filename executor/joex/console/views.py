@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
+from shlex import quote
 from typing import Any
 from urllib.parse import urlencode
 
@@ -44,7 +45,7 @@ class Views:
         )
         self._templates.filters |= {
             "span": span, "clock": clock, "moment": moment, "value": shown_value, "count": count, "plural": plural,
-            "params": params,
+            "params": params, "quoted": quote,
         }  # fmt: skip
         folder = resources.files("joex.console") / "static"
         digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()[:12] for name in _STATIC}
