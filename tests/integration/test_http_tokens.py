@@ -560,6 +560,7 @@ async def test_no_answer_to_a_bound_token_changes_when_others_have_jobs(http_as,
         for place in outside:
             await jobs_in(client, face, *place)
         await run_one(client, "others")
+        await client.queues.set("others", paused=True)
         assert await everything_read(http, own[1]) == alone
     status_of_list, found = alone["/api/v1/jobs"]
     assert status_of_list == 200

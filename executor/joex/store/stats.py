@@ -72,7 +72,8 @@ _SET_GROUP = statement(
 )
 _PAUSED = statement("""
     SELECT name, paused_at, paused_by FROM joex_private.queue
-    WHERE paused_at IS NOT NULL AND ($1::text[] IS NULL OR name = ANY ($1)) ORDER BY name
+    WHERE paused_at IS NOT NULL AND ($1::text[] IS NULL OR name = ANY ($1))
+          AND ($2::text[] IS NULL OR name IN (SELECT queue FROM joex.group_stats WHERE grp = ANY ($2))) ORDER BY name
 """)
 _SET_QUEUE = statement("SELECT joex.set_queue($1::text, $2::boolean)")
 
@@ -254,9 +255,13 @@ async def group_settings(
 
 
 async def paused_queues(connection: Connection, bounds: Bounds = EVERYTHING) -> list[PausedQueue]:
-    """The queues that are paused, with their jobs or without; a bounded caller does not learn who has paused them."""
+    """The queues that are paused, with jobs or without.
+
+    A bounded caller does not learn who has paused them. One that is bound to groups learns it only of queues in which
+    these have unfinished jobs, because the names of others are no concern of it.
+    """
     with translated():
-        rows = await connection.fetch(_PAUSED, bounds.queues)
+        rows = await connection.fetch(_PAUSED, bounds.queues, bounds.groups)
     return [PausedQueue(name, since, None if bounds.are_set else by) for name, since, by in rows]
 
 
