@@ -872,8 +872,8 @@ async def test_stats_are_watched_in_blocks_until_ctrl_c(joex, client):
     assert first[0] < second[0]
     for block, ended in ((first, "-"), (second, "0\\.0")):
         assert TIME.fullmatch(block[0])
-        assert block[1] == "QUEUE  GROUPS  WAITING  DEFERRED  STUCK  SCHEDULED  RUNNING  OLDEST  ENDED/S"
-        assert re.fullmatch(rf"mail +1 +1 +0 +0 +0 +0 +\S+ +{ended}", block[2])
+        assert block[1] == "QUEUE  GROUPS  WAITING  DEFERRED  STUCK  SCHEDULED  RUNNING  OLDEST  PAUSED  ENDED/S"
+        assert re.fullmatch(rf"mail +1 +1 +0 +0 +0 +0 +\S+ +no +{ended}", block[2])
         assert block[4] == "QUEUE  ACTIVE  BEHIND  MEDIAN WAIT  LONGEST WAIT  LARGEST"
         assert re.fullmatch(r"mail +1 +0 +\S+ +\S+ +-", block[5])
         assert block[3] == block[6] == ""
@@ -971,6 +971,8 @@ async def test_a_queue_is_paused_and_resumed(joex, client):
     [paused] = (await joex("queues", "--json")).json
     assert (paused["queue"], bool(paused["since"]), bool(paused["by"])) == ("mail", True, True)
     assert "its queue 'mail' is paused since" in await joex.done("why", str(job_id))
+    columns, mail = (await joex.done("stats")).splitlines()[:2]
+    assert (columns.split()[-1], mail.split()[-1]) == ("PAUSED", "yes")
     assert await joex.done("queues", "set", "mail", "--resume") == "queue mail: not paused"
     assert (await joex("queues", "set", "mail")).complaint == "queues set: say what to change: --pause or --resume"
 

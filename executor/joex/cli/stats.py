@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from joex.client.client import Client
     from joex.store.statement import Connection
 
-_COLUMNS = ("QUEUE", "GROUPS", "WAITING", "DEFERRED", "STUCK", "SCHEDULED", "RUNNING", "OLDEST")
+_COLUMNS = ("QUEUE", "GROUPS", "WAITING", "DEFERRED", "STUCK", "SCHEDULED", "RUNNING", "OLDEST", "PAUSED")
 _SHARE_COLUMNS = ("QUEUE", "ACTIVE", "BEHIND", "MEDIAN WAIT", "LONGEST WAIT", "LARGEST")
 _NOTHING = "no unfinished jobs"
 
@@ -150,7 +150,7 @@ def _block(snapshot: _Snapshot) -> RenderableType:
 
 def _row(q: QueueStats) -> tuple[object, ...]:
     oldest = span(q.oldest_runnable_seconds)
-    return (q.queue, q.groups, q.waiting, q.deferred, q.stuck, q.scheduled, q.running, oldest)
+    return (q.queue, q.groups, q.waiting, q.deferred, q.stuck, q.scheduled, q.running, oldest, q.paused)
 
 
 def _shares(queues: list[QueueStats]) -> list[tuple[object, ...]]:
