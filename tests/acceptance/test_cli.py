@@ -284,7 +284,7 @@ async def test_reading_commands_print_json_and_nothing_else_on_stdout(joex, clie
     assert job["args"] == {"a": "ü"}
     assert TIME.fullmatch(job["submitted_at"])
     assert job["finished_at"] is None
-    assert shown == {**job, "log": [line]}
+    assert shown == {**job, "attempts": [], "log": [line]}
     assert (line["level"], line["message"], bool(TIME.fullmatch(line["at"]))) == ("info", "hello", True)
     assert (queue["queue"], queue["waiting"], queue["groups"]) == ("default", 1, 1)
     assert (group["group"], group["weight"], group["paused"]) == ("acme", 1, False)
