@@ -87,7 +87,7 @@ async def _paths(connection: asyncpg.Connection[Any], groups: int) -> Paths:
         "Job": [f"/jobs/{job_id}" for job_id in ids],
         "Executors": ["/executors"],
         "Pools": ["/pools"],
-        "Pool": [f"/pool?namespace={POOL[0]}&pool={POOL[1]}&hours=24"],
+        "Pool": [f"/pool?home={POOL[0]}&pool={POOL[1]}&hours=24"],
         "Periodic": ["/periodic"],
         "Simulate": ["/simulate"],
     }
