@@ -129,15 +129,16 @@ class PoolReconciler:
             raise failed
         if database is not None and observed.demand is not None:  # (now, because a pool may be refused at each try)
             self._sharers.observed(pool, database.name, observed.replicas)
-        return self._requeue_after(pool, plan)
+        return self._requeue_after(pool, observed, plan)
 
     async def _store_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
         if status != self._fleet.status(ref):
             await self._fleet.set_status(ref, status)
 
-    def _requeue_after(self, pool: Pool, plan: Plan) -> float:
-        asked = (plan.requeue_after, self._watch(pool).next_reconcile(time.monotonic()))
-        return min([self._poll, *(delay for delay in asked if delay is not None)])
+    def _requeue_after(self, pool: Pool, observed: ObservedPool, plan: Plan) -> float:
+        # (A watch's recheck stays due while the database does not answer: it would be tried again at once, for ever.)
+        recheck = None if observed.demand is None else self._watch(pool).next_reconcile(time.monotonic())
+        return min([self._poll, *(delay for delay in (plan.requeue_after, recheck) if delay is not None)])
 
     # Observe.
 

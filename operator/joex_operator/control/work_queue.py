@@ -49,6 +49,8 @@ class WorkQueue(Generic[Key]):
         while True:
             key = await self._next()
             try:
+                # (A reconcile may wait for nothing, as when a socket refuses it, and its key be due again.)
+                await asyncio.sleep(0)
                 await reconcile(key)
             finally:
                 self._busy.discard(key)

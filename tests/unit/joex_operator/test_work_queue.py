@@ -88,3 +88,20 @@ async def test_the_earliest_comes_first() -> None:
         for key in "abc":
             assert await looks.begun.get() == key
             looks.gate.release()
+
+
+async def test_a_reconcile_that_waits_for_nothing_and_is_due_again_at_once_lets_others_run() -> None:
+    queue, calls, has_run = WorkQueue[str](), 0, False
+
+    async def look(key: str) -> None:
+        nonlocal calls
+        calls += 1
+        if not has_run and calls < 1000:
+            queue.add(key)
+
+    queue.add("a")
+    async with kept(queue, look):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        has_run = True
+    assert 0 < calls < 1000
