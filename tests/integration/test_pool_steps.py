@@ -1,55 +1,25 @@
 """An operator writes how it sizes its pools, and why; nothing else depends on that."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from functools import partial
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import asyncpg
 import pytest
 
 from joex.store import pools
-from joex_operator.api.objects import Ref, parse_pool
 from joex_operator.control import step_writer
-from joex_operator.control.database import Databases
-from joex_operator.control.periodic_scheduler import SchedulerService
-from joex_operator.control.pool_reconciler import PoolReconciler
-from joex_operator.local.fleet import ProcessFleet
-from joex_operator.metrics import OperatorMetrics
+from tests.support.reconciles import Reconciles, reconciles
 from tests.support.waiting import eventually
-from tests.unit.joex_operator.builders import manifest
 
-REF = Ref("JoexPool", "prod", "documents")
 HOW = "the history of pools in"
 
 
-class Operator:
-    """Reconciles one pool, which never has an executor."""
-
-    def __init__(self, url: str) -> None:
-        metrics, nothing = OperatorMetrics(), lambda *_: None
-        output: Any = type("Output", (), {"event": nothing})()
-        start = partial(SchedulerService, worker="me", poll=60.0, metrics=metrics)
-        self.databases = Databases(nothing, migrate=False, start_scheduler=start)
-        fleet = ProcessFleet({}, url, log_format="json", output=output, changed=nothing)
-        self._reconciler = PoolReconciler(fleet, self.databases, metrics, poll=60.0)
-
-    async def reconcile(self, **spec: Any) -> None:
-        await self._reconciler.reconcile(REF, parse_pool(manifest(**{"replicas": 0, **spec})))
-
-
 @pytest.fixture
-async def operators(database_url: str) -> AsyncIterator[Callable[[], Operator]]:
-    """Makes operators on the test's database."""
-    made: list[Operator] = []
-
-    def operator() -> Operator:
-        made.append(Operator(database_url))
-        return made[-1]
-
-    yield operator
-    for one in made:
-        await one.databases.close()
+async def operators(database_url: str) -> AsyncIterator[Callable[[], Awaitable[Reconciles]]]:
+    """Makes operators on the test's database, of a pool that has no executor."""
+    async with AsyncExitStack() as stack:
+        yield lambda: stack.enter_async_context(reconciles(database_url, replicas=0))
 
 
 async def reasons(connection: asyncpg.Connection) -> list[str]:
@@ -58,7 +28,7 @@ async def reasons(connection: asyncpg.Connection) -> list[str]:
 
 
 async def test_a_reconcile_writes_a_step_when_the_size_changes_or_its_reason(operators, connection) -> None:
-    operator = operators()
+    operator = await operators()
     for spec in ({}, {}, {"suspend": True}, {"suspend": True}, {"replicas": None}):
         await operator.reconcile(**spec)
     assert await reasons(connection) == ["spec.replicas is 0", "spec.suspend is set", "no jobs wait or run"]
@@ -67,7 +37,7 @@ async def test_a_reconcile_writes_a_step_when_the_size_changes_or_its_reason(ope
 async def test_of_a_pool_that_rests_an_operator_asks_the_database_once_an_hour(
     operators, connection, monkeypatch
 ) -> None:
-    operator = operators()
+    operator = await operators()
     await operator.reconcile()
     await connection.execute("DELETE FROM joex_private.pool_step")
     await operator.reconcile()
@@ -79,7 +49,7 @@ async def test_of_a_pool_that_rests_an_operator_asks_the_database_once_an_hour(
 
 async def test_an_operator_that_takes_over_goes_on_where_the_other_has_ended(operators, connection) -> None:
     for _ in range(2):
-        await operators().reconcile()
+        await (await operators()).reconcile()
     assert await reasons(connection) == ["spec.replicas is 0"]
 
 
@@ -87,7 +57,7 @@ async def test_a_table_that_is_locked_neither_holds_up_nor_fails_a_reconcile_and
     operators, connection, another_connection, monkeypatch, caplog
 ) -> None:
     caplog.set_level(logging.INFO, "joex.operator")
-    operator, other = operators(), await another_connection()
+    operator, other = await operators(), await another_connection()
     async with other.transaction():
         await other.execute("LOCK TABLE joex_private.pool_step IN ACCESS EXCLUSIVE MODE")
         await operator.reconcile()
@@ -100,7 +70,7 @@ async def test_a_table_that_is_locked_neither_holds_up_nor_fails_a_reconcile_and
         "SELECT count(*) = 0 FROM pg_stat_activity WHERE query ~ 'note_pool_step' AND state = 'active' AND pid <> $1"
     )
     await eventually(lambda: connection.fetchval(active, connection.get_server_pid()))
-    operator._reconciler._steps._pauses.clear()
+    operator.reconciler._steps._pauses.clear()
     await operator.reconcile(suspend=True)
     assert (await reasons(connection))[-1] == "spec.suspend is set"
     assert "works again" in next(line for line in reversed(caplog.messages) if line.startswith(HOW))
@@ -116,6 +86,8 @@ async def test_a_pool_with_a_target_counts_jobs_with_the_seconds_that_runs_took(
     for _ in range(50):
         await bench.submit(task="short")
     stays = {"scaleUp": {"selectPolicy": "Disabled"}}
-    await operators().reconcile(replicas=None, poolSize=1, scaling={"behavior": stays, "target": {"wait": "30s"}})
+    await (await operators()).reconcile(
+        replicas=None, poolSize=1, scaling={"behavior": stays, "target": {"wait": "30s"}}
+    )
     [why] = await reasons(connection)
     assert why.startswith("50 jobs wait or run, 5 slots for a wait of 30s, 1 slot each: 5 executors; ")
