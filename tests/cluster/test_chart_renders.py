@@ -7,6 +7,7 @@ import yaml
 
 from joex_operator.api.names import SCHEME_ANNOTATION, selector
 from joex_operator.api.objects import Pool, parse_pool
+from joex_operator.cluster.settings import OperatorSettings
 from joex_operator.decide.manifests import replica_deployment
 from tests.support.cluster.api import Api
 from tests.support.cluster.chart import CHART, Key, manifests, pod_templates, render
@@ -80,6 +81,7 @@ EVERYTHING = [
     *("podDisruptionBudget.enabled=true", "networkPolicy.enabled=true", "metrics.grafanaDashboard.enabled=true"),
     *("operator.replicas=2", "operator.podAnnotations.a=b", "operator.podLabels.c=d", "operator.nodeSelector.e=f"),
     *("operator.extraEnv[0].name=A", "operator.extraEnv[0].value=b", "operator.tolerations[0].operator=Exists"),
+    "operator.tlsSecret=tls",
     *("operator.extraVolumes[0].name=ca", "operator.extraVolumes[0].configMap.name=db-ca"),
     *("operator.extraVolumeMounts[0].name=ca", "operator.extraVolumeMounts[0].mountPath=/etc/joex/ca"),
     "networkPolicy.executorsFrom[0].podSelector.matchLabels.app=prometheus",
@@ -307,6 +309,24 @@ async def test_the_operator_is_told_where_it_is_and_what_to_watch(helm: Helm) ->
         "LOG_LEVEL": "info",
     }
     assert (container["command"], container["args"], container["image"]) == (["joex"], ["operator"], "joex:v2")
+
+
+async def test_with_a_secret_the_operator_serves_https_and_the_kubelet_and_prometheus_ask_for_it(
+    helm: Helm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = await render(helm, "operator.tlsSecret=operator-tls", "metrics.serviceMonitor.enabled=true")
+    spec = pod_templates(rendered)["joex-operator"]["spec"]
+    [container] = spec["containers"]
+    for entry in container["env"]:
+        monkeypatch.setenv(entry["name"], entry.get("value", "from the pod"))
+    settings, [mount] = OperatorSettings(), [one for one in container["volumeMounts"] if one["name"] == "tls"]
+    files = (settings.http_tls_certificate, settings.http_tls_key)
+    assert files == tuple(f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key"))
+    assert {"name": "tls", "secret": {"secretName": "operator-tls"}} in spec["volumes"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    [endpoint] = rendered["ServiceMonitor", "joex-operator"]["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
 
 
 async def test_a_digest_is_taken_instead_of_the_tag(helm: Helm) -> None:

@@ -136,6 +136,8 @@ async def test_asked_to_end_it_gives_its_lease_up_and_leaves_the_executors_at_wo
         ("resync_period", "1ms"),
         ("http_address", "nowhere"),
         ("http_address", "192.0.2.1:80"),
+        ("http_tls_certificate", "nowhere.crt"),
+        ("http_tls_key", "nowhere.key"),
         ("log_level", "loud"),
         ("lease_name", ""),
         ("migrate", "perhaps"),

@@ -16,7 +16,7 @@ from joex.config import load, load_settings
 from joex.console.settings import ConsoleSettings
 from joex.event_loop import new_event_loop
 from joex.http.certificate import Certificate, certificate_of
-from joex.http.listening import listen
+from joex.http.listening import address_of, listen
 
 _log = logging.getLogger("joex")
 _PANEL = "Settings: a flag, or JOEX_CONSOLE_<FLAG> in the environment"
@@ -68,9 +68,8 @@ async def _serve(
     async with Client(url) as client:
         serving = asyncio.create_task(serve(create_console(client, access), listener, certificate))
         _end_on_signals(serving)
-        host, port = listener.getsockname()[:2]
         scheme = "http" if certificate is None else "https"
-        _log.info("the console is on %s://%s:%s/", scheme, f"[{host}]" if ":" in host else host, port)
+        _log.info("the console is on %s://%s/", scheme, address_of(listener))
         await asyncio.wait([serving])
         if not serving.cancelled():
             serving.result()

@@ -24,7 +24,7 @@ from joex.core.lease import Lease
 from joex.errors import ConfigError, JoexError
 from joex.event_loop import new_event_loop
 from joex.http.certificate import Certificate, certificate_of
-from joex.http.listening import listen
+from joex.http.listening import address_of, listen
 from joex.store.database import create_pool
 from joex.task import App
 
@@ -89,7 +89,7 @@ async def _run(app: App, settings: Settings, url: str, process_server: list[str]
         certificate = certificate_of(settings.http_tls_certificate, settings.http_tls_key, "JOEX_")
         listener = stack.enter_context(listen(settings.http_address)) if settings.http_address else None
         if listener is not None:
-            settings = settings.model_copy(update={"http_address": _address(listener)})
+            settings = settings.model_copy(update={"http_address": address_of(listener)})
         metrics = Metrics(slots=settings.pool_size, busy=lambda: len(running.running()), tasks=app)
         watchdog = _watchdog(settings)
         if watchdog is not None:
@@ -110,12 +110,6 @@ async def _run(app: App, settings: Settings, url: str, process_server: list[str]
 async def _say_what_it_runs(settings: Settings, executor: Executor) -> None:
     """Log it, once the database is there: a start that fails says why, and nothing else."""
     _log.info("%s runs up to %d jobs of %s", executor.app_id, settings.pool_size, ", ".join(settings.queues))
-
-
-def _address(listener: socket.socket) -> str:
-    """Return the address that it listens on, with the port that was found if the setting says 0."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @asynccontextmanager

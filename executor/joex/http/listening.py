@@ -11,6 +11,12 @@ from joex.errors import ConfigError
 _BACKLOG = 128
 
 
+def address_of(listener: socket.socket) -> str:
+    """Return the address that it listens on, with the port that was found if the setting says 0."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def listen(
     address: str,
     setting: str = "JOEX_HTTP_ADDRESS",

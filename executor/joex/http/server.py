@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from joex.http.certificate import Certificate
 from joex.http.slow_callers import PARTS_WITHIN, TimedProtocol
@@ -19,11 +19,11 @@ _PATIENCE = 5
 """Seconds that open calls have to end when the server stops."""
 
 
-async def serve(api: FastAPI, listener: socket.socket, certificate: Certificate | None = None) -> None:
+async def serve(api: Starlette, listener: socket.socket, certificate: Certificate | None = None) -> None:
     """Answer calls until cancelled; then stop listening, and let open calls end, without waiting for them.
 
     Args:
-        api: the application, from `joex.http.api.create_api`.
+        api: the application; its ``state.closing`` is set when the server stops.
         listener: from `joex.http.listening.listen`; closed in the end (by the caller, if cancelled before
             it started).
         certificate: to speak HTTPS alone; None: HTTP.

@@ -16,6 +16,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from joex.errors import ConfigError
+from joex.http.certificate import certificate_of
 from joex_operator.cluster.bootstrap_pools import apply_bootstrap_pools
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kopf_watches import KopfWatches
@@ -66,9 +67,13 @@ class Operator:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        address = self._settings.http_address
-        async with probes(address, self._metrics, health=self.health, readiness=self.readiness) as where:
-            _log.info("probes and metrics on http://%s", where)
+        settings = self._settings
+        certificate = certificate_of(settings.http_tls_certificate, settings.http_tls_key, "JOEX_OPERATOR_")
+        async with probes(
+            settings.http_address, self._metrics, certificate, health=self.health, readiness=self.readiness
+        ) as where:
+            if where:
+                _log.info("probes and metrics on %s", where)
             while True:
                 self._metrics.leading(value=False)
                 try:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from joex.config import split_address
-from joex.errors import ConfigError
+from joex.http.certificate import Certificate
+from joex.http.listening import address_of, listen
+from joex.http.server import serve
 from joex_operator.metrics import OperatorMetrics
 
 Problem = Callable[[], str | None]
@@ -49,56 +54,60 @@ class LastingProblem:
 
 
 @asynccontextmanager
-async def probes(address: str, metrics: OperatorMetrics, *, health: Problem, readiness: Problem) -> AsyncIterator[str]:
-    """Serve the endpoints during the block; gives the address, with the actual port instead of 0.
+async def probes(
+    address: str,
+    metrics: OperatorMetrics,
+    certificate: Certificate | None = None,
+    *,
+    health: Problem,
+    readiness: Problem,
+) -> AsyncIterator[str]:
+    """Serve the endpoints during the block; gives their URL, with the actual port instead of 0.
+
+    Args:
+        address: host:port; empty: serve none.
+        metrics: of the endpoint ``/metrics``.
+        certificate: to speak HTTPS alone; None: HTTP.
+        health: the problem that ``/healthz`` answers.
+        readiness: likewise ``/readyz``.
 
     Raises:
         ConfigError: the operator can't listen on the address.
     """
-    app = web.Application(middlewares=[_refuse_parameters])
-    app.add_routes(
-        [
-            web.get("/healthz", _probe(health)),
-            web.get("/readyz", _probe(readiness)),
-            web.get("/metrics", _page(metrics)),
-        ]
-    )
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    host, port = split_address(address) or ("", 0)
-    try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-    except OSError as error:
-        await runner.cleanup()
-        raise ConfigError(f"--http-address: can't listen on {address}: {error.strerror or error}") from error
-    try:
-        yield f"{host}:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    if not address:
+        yield ""
+        return
+    endpoints = {"/healthz": _probe(health), "/readyz": _probe(readiness), "/metrics": lambda: _page(metrics)}
+    app = Starlette(routes=[Route(path, _without_parameters(answer)) for path, answer in endpoints.items()])
+    app.state.closing = asyncio.Event()
+    with listen(address, "JOEX_OPERATOR_HTTP_ADDRESS", "set another port (0: any free one)") as listener:
+        serving = asyncio.create_task(serve(app, listener, certificate), name="joex operator http")
+        try:
+            yield f"{'http' if certificate is None else 'https'}://{address_of(listener)}"
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
 
 
-@web.middleware
-async def _refuse_parameters(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Refuse query parameters: no endpoint here has any."""
-    for name in request.query:
-        return web.Response(status=400, text=f"{name}: there is no such parameter: this endpoint has none\n")
-    return await handler(request)
+def _without_parameters(answer: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that refuses query parameters: none here has any."""
+
+    async def endpoint(request: Request) -> Response:
+        for name in request.query_params:
+            return PlainTextResponse(f"{name}: there is no such parameter: this endpoint has none\n", 400)
+        return answer()
+
+    return endpoint
 
 
-def _probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(_: web.Request) -> web.Response:
+def _probe(problem: Problem) -> Callable[[], Response]:
+    def answer() -> Response:
         wrong = problem()
-        return web.Response(text="ok\n") if wrong is None else web.Response(status=503, text=f"{wrong}\n")
+        return PlainTextResponse("ok\n") if wrong is None else PlainTextResponse(f"{wrong}\n", 503)
 
     return answer
 
 
-def _page(metrics: OperatorMetrics) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(_: web.Request) -> web.Response:
-        page, content_type = metrics.render()
-        return web.Response(body=page, headers={"Content-Type": content_type})
-
-    return answer
+def _page(metrics: OperatorMetrics) -> Response:
+    page, content_type = metrics.render()
+    return Response(page, headers={"Content-Type": content_type})

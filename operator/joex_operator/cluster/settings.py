@@ -26,6 +26,10 @@ class OperatorSettings(BaseSettings):
     namespaces: Names = Field([], description="namespaces to watch, separated by commas; empty: the whole cluster")
     image: str = Field("joex:latest", min_length=1, description="image of executors whose pool names none")
     http_address: Address = Field("127.0.0.1:7879", description="host:port of probes and metrics; empty: serve none")
+    http_tls_certificate: str = Field(
+        "", description="file of a certificate (PEM), to serve HTTPS instead; read again when it changes; empty: HTTP"
+    )
+    http_tls_key: str = Field("", description="file of its key; empty: the key is in the certificate's file")
     identity: str = Field("", description="name of this operator in the Lease; empty: its host's name")
     lease_name: str = Field("joex-operator", min_length=1, description="name of the Lease for leader election")
     poll_interval: Duration = Field(timedelta(seconds=15), description="reconcile each pool at least this often")
