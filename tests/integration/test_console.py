@@ -28,7 +28,7 @@ from joex.core.job import NewJob
 from joex.errors import DatabaseUnavailable, InvalidJob
 from joex.store import audit, stats, tokens
 from joex.store.database import connect
-from joex.store.listing import Filter, Search, list_jobs, search_jobs
+from joex.store.listing import Filter, Search, count_jobs, list_jobs, search_jobs
 from tests.support.asgi import transport
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, open_the_shop, size_pool, take
@@ -618,6 +618,28 @@ async def test_a_search_says_how_far_back_it_has_read(
     [cursor] = re.findall(r'cursor=([^"]+)">Read further', page)
     last = (await console.get(f"/jobs?group=rare&state=success&cursor={cursor}")).text
     assert ("ended since" in last, 'id="j-' in last) == (False, True)
+
+
+@pytest.mark.parametrize("state", ["waiting", "success"])
+async def test_a_search_of_a_bound_viewer_stops_at_no_job_of_others_and_counts_none(
+    client: Client, connection: asyncpg.Connection, state: str
+) -> None:
+    await client.submit_many([NewJob("a", {}, "globex", "secret") for _ in range(7)])
+    await client.submit_many([NewJob("a", {}, "acme", "zebra") for _ in range(3)])
+    if state == "success":
+        await connection.execute("UPDATE joex_private.job SET state = 'success', lane = NULL, finished_at = now()")
+    for wanted, found in (
+        (Search(bounds=Bounds(groups=("acme",))), 3),
+        (Search(bounds=Bounds(groups=("acme", "shop"))), 3),
+        (Search(bounds=Bounds(queues=("zebra",))), 3),
+        (Search(queue="zebra", bounds=Bounds(groups=("acme",))), 3),
+        (Search(queue="secret", bounds=Bounds(groups=("acme",))), 0),
+        (Search(group="globex", bounds=Bounds(groups=("acme",))), 0),
+        (Search(queue="secret", group="globex", bounds=Bounds(queues=("zebra",))), 0),
+    ):
+        page = await search_jobs(connection, wanted, None, 5, most_read=5)
+        assert (len(page.jobs), page.next, page.back_to) == (found, None, None), wanted
+        assert await count_jobs(connection, wanted, most_read=5) == (found, True), wanted
 
 
 def _matches(wanted: Search, job: Any) -> bool:

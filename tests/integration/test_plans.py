@@ -21,6 +21,7 @@ import pytest
 import joex.store
 from joex import NewJob
 from joex.core import tuples
+from joex.core.access import Bounds
 from joex.core.priority_turns import CountingScheme
 from joex.store import executors, job_logs, jobs, listing, runs, stats, timeouts, worker_runs
 from joex.store import keyed as keyed_store
@@ -701,7 +702,9 @@ def plain(sql: str) -> bool:
 
 async def test_no_plain_statement_is_planned_with_a_scan_of_all_jobs_or_a_sort_of_them(bench):
     assert listing in vars(joex.store).values()  # imported, so that its statements are registered
-    for wanted in (Search(), Search(queue="default", group="g1")):  # these are registered when they are needed first
+    bounds = Bounds(queues=("default", "other"), groups=("g1", "g2"))
+    # (These are registered when they are needed first.)
+    for wanted in (Search(), Search(queue="default", group="g1"), Search(bounds=bounds)):
         page = await search_jobs(bench.connection, wanted, None, 1, most_read=10)
         await search_jobs(bench.connection, wanted, page.next, 1, most_read=10)
         await count_jobs(bench.connection, wanted, most_read=10)

@@ -266,12 +266,12 @@ _FIRST_KEY = 10
 
 
 @cache
-def _count(part: _Part, place: str, *, of_queue: bool, of_group: bool) -> str:
+def _count(part: _Part, place: str, bounds: tuple[str, ...], *, of_queue: bool, of_group: bool) -> str:
     """A statement that reads at most $8 jobs of a part, and counts those, and those of them that are sought.
 
     (The order is for the planner: it reads no more of the index than the limit; a scan could read the whole table.)
     """
-    conditions = " AND ".join([place, *_narrow(_FIRST_KEY - 1, of_queue=of_queue, of_group=of_group)])
+    conditions = " AND ".join([place, *bounds, *_narrow(_FIRST_KEY - 1, of_queue=of_queue, of_group=of_group)])
     return statement(f"""
         SELECT count(*) FILTER (WHERE {_SOUGHT}), count(*)
         FROM (SELECT queue, grp, task, state, submitter, tracker, subject FROM joex_private.job
@@ -289,7 +289,7 @@ def _narrow(at: int, *, of_queue: bool, of_group: bool) -> list[str]:
 
 
 @cache
-def _search(part: _Part, place: str, *, is_later: bool, of_queue: bool, of_group: bool) -> str:
+def _search(part: _Part, place: str, bounds: tuple[str, ...], *, is_later: bool, of_queue: bool, of_group: bool) -> str:
     """A statement that reads at most $8 jobs of a part, and returns at most $9 of those that are sought.
 
     The row whose ``nr`` is $8 comes in any case: there the next page begins. (The place after which a page begins, and
@@ -297,7 +297,7 @@ def _search(part: _Part, place: str, *, is_later: bool, of_queue: bool, of_group
     """
     order = _order(part)
     keys = ", ".join(f"{column} AS {name}" for name, column in zip(part.key, part.columns, strict=True))
-    conditions, at = [place], _FIRST_KEY
+    conditions, at = [place, *bounds], _FIRST_KEY
     if is_later:
         given = ", ".join(f"${at + nr}::{column.sql}" for nr, column in enumerate(part.key.values()))
         conditions.append(f"({', '.join(part.columns)}) {'<' if part.down else '>'} ({given})")
@@ -317,10 +317,14 @@ async def search_jobs(
 ) -> Page:
     """A page of at most ``most`` jobs without their payloads; it reads at most ``most_read`` jobs of each part.
 
+    With bounds, it reads those inside of them, because the cursor tells where it stopped: in which queue, and when.
+
     Raises:
         InvalidJob: the cursor is not one that a page has given.
     """
     start, key = _parse(cursor)
+    if _is_nothing(wanted):
+        return Page([], None)
     found: list[tuple[_Part, Any]] = []
     for part in _PARTS[start:]:
         states = [str(state) for state in part.states if wanted.states is None or state in wanted.states]
@@ -349,6 +353,7 @@ async def _read(
     ``most``: how many it returns, but one more may come; and how many it reads.
     """
     sought, of_queue, of_group, narrow = _asked(part, wanted)
+    bounds = _inside(wanted.bounds)
 
     def order(row: Any) -> list[Any]:
         return [row[name] for name in part.key]
@@ -356,7 +361,7 @@ async def _read(
     rows: list[Any] = []
     ends: list[Any] = []
     for place in part.places:
-        sql = _search(part, place, is_later=key is not None, of_queue=of_queue, of_group=of_group)
+        sql = _search(part, place, bounds, is_later=key is not None, of_queue=of_queue, of_group=of_group)
         with translated():
             read = await connection.fetch(sql, *sought, most[1], most[0] + 1, *(key or ()), *narrow)
         rows += [row for row in read if row["is_sought"]]
@@ -370,13 +375,16 @@ async def _read(
 
 
 async def count_jobs(connection: Connection, wanted: Search, *, most_read: int = 200_000) -> tuple[int, bool]:
-    """How many jobs are sought, and whether these are all: it reads at most ``most_read`` jobs of each part."""
+    """How many jobs are sought, and whether these are all: it reads at most ``most_read`` jobs of each part.
+
+    With bounds, it reads those inside of them.
+    """
     jobs, is_all = 0, True
-    for part in _PARTS:
+    for part in () if _is_nothing(wanted) else _PARTS:
         states = [str(state) for state in part.states if wanted.states is None or state in wanted.states]
         sought, of_queue, of_group, narrow = _asked(part, replace(wanted, states=states))
         for place in part.places if states else ():
-            sql = _count(part, place, of_queue=of_queue, of_group=of_group)
+            sql = _count(part, place, _inside(wanted.bounds), of_queue=of_queue, of_group=of_group)
             with translated():
                 row: Any = await connection.fetchrow(sql, *sought, most_read, *narrow)
             jobs, is_all = jobs + row[0], is_all and row[1] < most_read
@@ -388,9 +396,22 @@ def _asked(part: _Part, wanted: Search) -> tuple[Sequence[Any], bool, bool, list
     within = wanted.bounds.narrowed(wanted.queue, wanted.group)
     subject = None if wanted.subject is None else _containing(wanted.subject)
     sought = (within.queues, within.groups, wanted.task, wanted.states, wanted.submitter, wanted.tracker, subject)
-    of_queue = wanted.queue is not None and "queue" in part.columns
-    of_group = of_queue and wanted.group is not None and "ring" in part.columns
-    return sought, of_queue, of_group, [*([wanted.queue] if of_queue else []), *([wanted.group] if of_group else [])]
+    queue, group = (names[0] if names and len(names) == 1 else None for names in (within.queues, within.groups))
+    of_queue = queue is not None and "queue" in part.columns
+    of_group = of_queue and group is not None and "ring" in part.columns
+    return sought, of_queue, of_group, [*([queue] if of_queue else []), *([group] if of_group else [])]
+
+
+def _inside(bounds: Bounds) -> tuple[str, ...]:
+    """The conditions of jobs inside of bounds, by the parameters of `_SOUGHT`."""
+    of_queues = () if bounds.queues is None else ("queue = ANY ($1::text[])",)
+    return of_queues if bounds.groups is None else (*of_queues, "grp = ANY ($2::text[])")
+
+
+def _is_nothing(wanted: Search) -> bool:
+    """Whether the queue or the group that is sought lies outside of the bounds."""
+    within = wanted.bounds.narrowed(wanted.queue, wanted.group)
+    return () in (within.queues, within.groups)
 
 
 def _containing(text: str) -> str:
