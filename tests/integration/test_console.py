@@ -104,6 +104,16 @@ async def test_a_token_becomes_a_cookie_and_ends_with_its_revocation(
     assert (await browse(token=OWNERS).post("/sign-in", data={"token": OWNERS}, headers=HERE)).status_code == 303
 
 
+async def test_cookies_of_other_programs_on_the_host_do_not_hide_the_token(
+    browse: Open, token: Callable[..., Any]
+) -> None:
+    own = f"joex-console={await token(Scope.VIEW)}"
+    other = "joex-console=joex_of-a-console-at-the-root-of-this-host"
+    for cookies in (f'a={{"x":1}}; {own}', f"x,y=1; {own}", f"a=b c; {own}; d", f"{own}; {other}"):
+        assert (await browse("10.0.0.9").get("/", headers={"Cookie": cookies})).status_code == 200, cookies
+    assert (await browse("10.0.0.9").get("/", headers={"Cookie": f"{other}; {own}"})).status_code == 303
+
+
 async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, connection: asyncpg.Connection) -> None:
     access: dict[str, Any] = {"proxies": [ip_network("10.1.0.0/16")], "operators": frozenset({"ann"})}
     ann, bob = {"X-Forwarded-User": "ann"}, {"X-Forwarded-User": "bob"}
