@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from html import unescape
 from ipaddress import ip_network
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from joex import Client
+from joex.console.acts import MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
@@ -26,6 +28,7 @@ from joex.console.snapshot import OVERDUE, SHORTEST_PAUSE, Snapshots, Standing
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import DatabaseUnavailable, InvalidJob
+from joex.http.tokens import KEPT_FOR
 from joex.store import audit, stats, tokens
 from joex.store.database import connect
 from joex.store.listing import Filter, Search, count_jobs, list_jobs, search_jobs
@@ -420,6 +423,57 @@ async def test_an_act_on_many_jobs_can_be_stopped(
     [end, _] = [act for act in await audit.list_acts(connection, None, 1000) if act.act == "cancel_all"]
     assert end.detail == {"filter": {"group": "g"}, "changed": cancelled, "skipped": 0, "stopped": True}
     assert f"{cancelled:,} job" in page
+
+
+async def test_an_act_on_many_jobs_stops_when_the_token_of_its_user_is_revoked(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+) -> None:
+    await client.submit_many([NewJob("a", {}, "g") for _ in range(30)])
+    app = create_console(client)
+    app.state.console.callers._tokens._clock = partial(next, count(step=KEPT_FOR))  # it remembers none
+    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+    begun = "SELECT count(*) FROM joex.audit WHERE act = 'cancel_all'"
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.job ORDER BY seq LIMIT 1 FOR UPDATE")
+        answer = await browse(app=app).post("/all?act=cancel&group=g", data={"number": 30}, headers=HERE | cookie)
+        assert answer.status_code == 303
+        await tokens.revoke(connection, "token-0")
+    await eventually(lambda: _is(connection, begun, 2), why="it ends")
+    [end, _] = [act for act in await audit.list_acts(connection, None, 1000) if act.act == "cancel_all"]
+    assert end.detail is not None
+    assert end.detail["stopped"]
+    assert end.detail["changed"] < 30
+
+
+async def test_acts_of_one_user_neither_hide_those_of_another_nor_are_without_number(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("joex.console.acts._MOST_KEPT", 1)
+    await client.submit("a", group="g")
+    app = create_console(client)
+    console, far = browse(app=app), browse("10.0.0.9", app=app)
+    other = HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE, groups=['acme'])}"}
+    post = partial(console.post, "/all?act=cancel", data={"number": 1}, headers=HERE)
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+        places = [(await post()).headers["location"] for _ in range(MOST_RUNNING)]
+        answer = await post()
+        assert (answer.status_code, "stop one" in answer.text) == (409, True)
+        for _ in range(3):
+            answer = await far.post("/all?act=cancel", data={"number": 1}, headers=other)
+            await eventually(partial(_is_done, far, answer.headers["location"], other), why="it ends")
+        for where in places:
+            assert (await console.post(f"{where}/stop", headers=HERE)).status_code == 303
+    for where in places:
+        await eventually(partial(_says, console, where, "Stopped."), why="it ends")
+
+
+async def _is(connection: asyncpg.Connection, sql: str, wanted: int) -> bool:
+    return bool(await connection.fetchval(sql) == wanted)
+
+
+async def _is_done(console: httpx.AsyncClient, where: str, headers: dict[str, str]) -> bool:
+    return "Done." in (await console.get(where, headers=headers)).text
 
 
 async def _says(console: httpx.AsyncClient, where: str, text: str) -> bool:

@@ -24,12 +24,17 @@ from joex.store.jobs import Job
 from joex.store.listing import Search, search_jobs
 from joex.store.statement import Connection
 
+StillValid = Callable[[], Awaitable[bool]]
+
 _log = logging.getLogger("joex")
 _OPEN = (State.SCHEDULED, State.RUNNING, State.WAITING, State.STUCK)
 _ENDED = (State.SUCCESS, State.FAILED, State.CANCELLED)
 _PAGE = 200
 _PAUSE = 1.0
+MOST_RUNNING = 4
+"""Acts of a user that go on at the same time."""
 _MOST_KEPT = 100
+"""Acts of a user that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class BulkAct:
         caller: the user.
         changed: how many jobs it has changed.
         skipped: how many it has found in another state by then.
-        is_stopped: whether the user has stopped it: it changes no further job.
+        is_stopped: whether the user has stopped it, or the user's token is no longer valid: it changes no further job.
         is_over: whether it has ended.
         trouble: why it has ended before all jobs were handled; None: it has not.
     """
@@ -114,7 +119,7 @@ class BulkAct:
 
 
 class BulkActs:
-    """The acts on many jobs in this process, the latest ones.
+    """The acts on many jobs in this process: those that go on, and the latest ones of each user that have ended.
 
     Args:
         client: changes the jobs.
@@ -132,27 +137,49 @@ class BulkActs:
         found = self._known.get(act_id)
         return found if found is not None and found.caller == caller.name else None
 
-    async def begin(self, act: str, wanted: Search, given: Mapping[str, Any], expected: int, caller: Caller) -> UUID:
-        """Begin an act on all jobs that match; returns its id."""
-        act_id, bulk = uuid4(), BulkAct(act, given, expected, caller.name)
-        async with acting(self._client, caller) as connection:
-            await audit.note(connection, f"{act}_all", str(act_id), {"filter": given, "confirmed": expected})
+    async def begin(self, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid) -> UUID | None:
+        """Begin an act on all jobs that match.
+
+        Args:
+            bulk: the act.
+            wanted: the filter.
+            caller: the user.
+            still_valid: tells whether the user's token is; the act stops when it is not.
+
+        Returns:
+            Its id; None: `MOST_RUNNING` acts of the user go on.
+        """
+        own = {act_id: known for act_id, known in self._known.items() if known.caller == caller.name}
+        ended = [act_id for act_id, known in own.items() if known.is_over]
+        if len(own) - len(ended) >= MOST_RUNNING:
+            return None
+        for act_id in ended[:-_MOST_KEPT]:
+            del self._known[act_id]
+        act_id = uuid4()
         self._known[act_id] = bulk
-        for known in list(self._known)[:-_MOST_KEPT]:
-            del self._known[known]
-        task = asyncio.create_task(self._run_to_end(act_id, bulk, wanted, caller), name=f"joex console {act} all")
+        try:
+            async with acting(self._client, caller) as connection:
+                detail = {"filter": bulk.given, "confirmed": bulk.expected}
+                await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)
+        except BaseException:
+            del self._known[act_id]
+            raise
+        running = self._run_to_end(act_id, bulk, wanted, caller, still_valid)
+        task = asyncio.create_task(running, name=f"joex console {bulk.act} all")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return act_id
 
-    async def _run_to_end(self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller) -> None:
+    async def _run_to_end(
+        self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid
+    ) -> None:
         try:
-            await self._run(act_id, bulk, wanted, caller)
+            await self._run(act_id, bulk, wanted, caller, still_valid)
         except Exception as error:  # noqa: BLE001 - it is in the log, and on the page of the act
             _log.exception("%s: %s all ends early", caller.name, bulk.act)
             bulk.trouble, bulk.is_over = str(error), True
 
-    async def _run(self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller) -> None:
+    async def _run(self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid) -> None:
         act, cursor = ACTS[bulk.act], None
         states = [state for state in act.states if wanted.states is None or state in wanted.states]
         wanted = replace(wanted, states=states)
@@ -161,6 +188,7 @@ class BulkActs:
                 async with self._client.using() as connection:
                     page = await search_jobs(connection, wanted, cursor, _PAGE)
                 for job in page.jobs:
+                    bulk.is_stopped = bulk.is_stopped or not await still_valid()
                     if act.can(job) and bulk.changed < bulk.expected and not bulk.is_stopped:
                         await self._do(act, bulk, job.id, caller)
                 cursor = page.next

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from math import ceil
 from typing import Annotated
 from urllib.parse import urlencode
@@ -15,12 +16,12 @@ from starlette.responses import Response
 
 from joex.client.explain import Reason
 from joex.client.options import FINAL
-from joex.console.acts import ACTS, BulkAct
+from joex.console.acts import ACTS, MOST_RUNNING, BulkAct
 from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
 from joex.core.duration import span
 from joex.core.job import State
-from joex.http.caller import acting
+from joex.http.caller import acting, still_valid
 from joex.http.visible import visible_reasons
 from joex.store import jobs, stats
 from joex.store.job_logs import Attempt, attempts, latest_log
@@ -211,7 +212,11 @@ async def act_on_all(  # noqa: PLR0917 - what they depend on
     if not (number.isdecimal() and number.isascii() and int(number[:10]) > 0):
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "number: expected how many jobs are meant.")
     given = _given(request.query_params.multi_items())
-    act_id = await console.bulk_acts.begin(act, wanted, given, int(number[:10]), caller)
+    bulk = BulkAct(act, given, int(number[:10]), caller.name)
+    act_id = await console.bulk_acts.begin(bulk, wanted, caller, partial(still_valid, request))
+    if act_id is None:
+        detail = f"{MOST_RUNNING} acts of {caller.name} on many jobs go on: stop one, or wait until one has ended."
+        raise HTTPException(status.HTTP_409_CONFLICT, detail)
     return to(request, f"/all/{act_id}")
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from urllib.parse import quote
 
@@ -26,7 +27,7 @@ from joex.console.views import Views
 from joex.core import access
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
-from joex.http.caller import OWNER, STATE, Caller
+from joex.http.caller import ASK_AGAIN, OWNER, STATE, Caller
 from joex.http.errors import RETRY_AFTER
 from joex.http.tokens import Tokens
 
@@ -100,6 +101,7 @@ class Callers:
                 return f"{self._who.user_header}: expected one user."
             return self._who.user(names[0].strip())
         if token := _token_of(headers):
+            scope.setdefault("state", {})[ASK_AGAIN] = partial(self.with_token, token)
             return await self.with_token(token)
         is_here = self._who.is_open_here and await why_not_local(scope, headers) is None
         return OWNER if is_here else None
