@@ -318,11 +318,42 @@ async def test_a_queue_is_paused_and_resumed_by_those_who_may_steer_all_of_it(
     assert "Resume the queue" in page
     assert re.search(rf"paused</span> since .* by .*{act.caller}", page)
     assert "The queue is paused: 1 job in line." in page
+    for path in ("/fairness?queue=mail", "/group?queue=mail&group=acme", "/group?queue=mail&group=acme&weight=3"):
+        page = (await console.get(path)).text
+        assert re.search(rf"queue paused</span> since .* by .*{act.caller}", page)
+        assert ("once the queue is resumed" in page) is ("weight" in path)
     assert (await console.post("/queue", data={"queue": "mail"}, headers=HERE)).status_code == 400
     [group] = (await Snapshots(client).get()).queues["mail"].groups
     assert (group.standing, group.turn) == (Standing.PAUSED, None)
     await console.post("/queue", data=form | {"paused": "no"}, headers=HERE)
     assert await stats.paused_queues(connection) == []
+
+
+async def test_an_act_leads_back_to_the_page_and_the_search_that_it_is_on(
+    browse: Open, client: Client, connection: asyncpg.Connection
+) -> None:
+    await client.submit_many([NewJob("a", {}, "acme", f"q{nr:03}") for nr in range(60)])
+    await client.submit("a", queue="mail")
+    for nr in range(101):
+        await client.periodic.put(f"p{nr:03}", "a", "08:00")
+    await executor(connection, "me")
+    console = browse()
+
+    async def act(path: str, which: str) -> str:
+        page = (await console.get(path)).text
+        [form] = [one for one in re.findall(r"<form.*?</form>", page, re.DOTALL) if which in one]
+        where = unescape(re.search(r'action="([^"]*)"', form)[1])
+        fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form)
+        answer = await console.post(where, data={name: unescape(value) for name, value in fields}, headers=HERE)
+        assert answer.status_code == 303
+        return answer.headers["location"]
+
+    assert await act("/?queue=q&page=2", "Pause the queue <bdi>q055") == "/?queue=q&page=2"
+    assert await act("/?queue=q&page=2", "Resume the queue <bdi>q055") == "/?queue=q&page=2"
+    assert await act("/executors?ended=yes", "Drain me") == "/executors?ended=yes&done=draining"
+    [after] = re.findall(r'href="/periodic\?(after=[^"]*)"', (await console.get("/periodic")).text)
+    page = f"/periodic?{unescape(after)}"
+    assert await act(page, "Disable p100") == f"{page}&done=disabled"
 
 
 async def test_the_names_in_its_commands_are_quoted_for_a_shell(browse: Open, client: Client) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 from urllib.parse import parse_qsl
 
-from fastapi import Depends, HTTPException, Request, params, status
+from fastapi import Depends, HTTPException, Query, Request, params, status
 from fastapi.responses import RedirectResponse
 
 from joex.client.client import Client
@@ -115,6 +115,10 @@ async def _form(request: Request) -> Mapping[str, str]:
 
 TheForm = Annotated[Mapping[str, str], Depends(_form)]
 """The fields of a form."""
+
+
+Text = Annotated[str, Query(max_length=254)]
+"""A name, or a part of one, in the query of a call."""
 
 
 def to(request: Request, path: str, **query: Any) -> RedirectResponse:

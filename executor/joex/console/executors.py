@@ -32,7 +32,9 @@ async def list_executors(
 
 
 @routes.post("/executors/drain", dependencies=[needs(Scope.OPERATE, whole_system=True)])
-async def drain(console: TheConsole, caller: TheCaller, request: Request, form: TheForm) -> Response:
+async def drain(
+    console: TheConsole, caller: TheCaller, request: Request, form: TheForm, ended: Annotated[str, Query()] = ""
+) -> Response:
     """Ask an executor to take no more jobs, and to exit when its runs have ended."""
     app_id = form.get("app_id", "")
     if not app_id:  # (Of the function in SQL, no app-id means all executors.)
@@ -42,4 +44,4 @@ async def drain(console: TheConsole, caller: TheCaller, request: Request, form: 
     if not asked:
         not_found(f"No executor {app_id!r} is alive.")
     console.snapshots.expire()
-    return to(request, "/executors", done="draining")
+    return to(request, "/executors", ended=ended, done="draining")

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from joex.client.explain import Reason
 from joex.client.options import FINAL
 from joex.console.acts import ACTS, MOST_RUNNING, BulkAct
-from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.console.calls import Text, TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
 from joex.core.duration import span
 from joex.core.job import State
@@ -38,8 +38,6 @@ _LOG_BYTES = 1_000_000
 ATTEMPTS = 50
 """Of a job: the latest ones."""
 STATES = ("running", "scheduled", "waiting", "stuck", "failed", "success", "cancelled")
-
-Text = Annotated[str, Query(max_length=254)]
 
 
 @dataclass(frozen=True, slots=True)

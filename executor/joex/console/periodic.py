@@ -18,6 +18,8 @@ from joex.store.periodic import TaskKey, find, page_of_tasks
 
 routes = APIRouter()
 
+After = Annotated[str, Query(max_length=5000)]
+
 PAGE = 100
 """Periodic tasks."""
 
@@ -27,7 +29,7 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
     console: TheConsole,
     caller: TheCaller,
     request: Request,
-    after: Annotated[str, Query(max_length=5000)] = "",
+    after: After = "",
     timer: Annotated[str, Query(max_length=254)] = "",
     zone: Annotated[str, Query(max_length=64)] = "UTC",
     done: Annotated[str, Query()] = "",
@@ -66,7 +68,9 @@ def _meaning(timer: str, zone: str) -> TimerCheck | str | None:
 
 
 @routes.post("/periodic/{act}", dependencies=[needs(Scope.OPERATE)])
-async def act_on_task(console: TheConsole, caller: TheCaller, request: Request, act: str, form: TheForm) -> Response:
+async def act_on_task(  # noqa: PLR0917 - the form, and the page that it is on
+    console: TheConsole, caller: TheCaller, request: Request, act: str, form: TheForm, after: After = ""
+) -> Response:
     """Run a periodic task now, enable it or disable it."""
     task_id = form.get("id", "")
     if act not in {"run", "enable", "disable"}:
@@ -83,7 +87,9 @@ async def act_on_task(console: TheConsole, caller: TheCaller, request: Request, 
             answer, job = f"{act}d" if found else "not_found", None
     if answer == "not_found":
         not_found(f"There is no periodic task {task_id!r}.")
-    return to(request, "/periodic", done=answer) if job is None else to(request, f"/jobs/{job}", done="created")
+    if job is not None:
+        return to(request, f"/jobs/{job}", done="created")
+    return to(request, "/periodic", after=after, done=answer)
 
 
 async def _named(console: Console, caller: Caller, task_id: str, queue: str | None, group: str | None) -> TaskKey:

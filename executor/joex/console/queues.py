@@ -13,7 +13,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, status
 from starlette.responses import Response
 
 from joex.client.explain import Reason
-from joex.console.calls import Console, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to
+from joex.console.calls import Console, Text, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to
 from joex.console.snapshot import Group, Queue, Snapshot, Standing
 from joex.console.views import plural
 from joex.core.access import Scope
@@ -25,6 +25,8 @@ from joex.store.jobs import Job
 from joex.store.listing import Filter, list_jobs
 
 routes = APIRouter()
+
+Page = Annotated[int, Query(ge=1, le=1_000_000)]
 
 PAGE = 50
 """Groups, or queues."""
@@ -74,8 +76,8 @@ async def overview(
     console: TheConsole,
     caller: TheCaller,
     request: Request,
-    queue: Annotated[str, Query(max_length=254)] = "",
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    queue: Text = "",
+    page: Page = 1,
 ) -> Response:
     """The queues at one look, and what needs attention in any of them."""
     snapshot = await console.snapshot(caller)
@@ -94,19 +96,21 @@ async def overview(
 
 
 @routes.post("/queue", dependencies=[needs(Scope.OPERATE)])
-async def set_queue(console: TheConsole, caller: TheCaller, request: Request, form: TheForm) -> Response:
-    """Pause a queue, or resume it."""
-    queue, paused = form.get("queue", ""), {"yes": True, "no": False}.get(form.get("paused", ""))
-    if not queue or paused is None:
+async def set_queue(  # noqa: PLR0917 - the form, and the page that it is on
+    console: TheConsole, caller: TheCaller, request: Request, form: TheForm, queue: Text = "", page: Page = 1
+) -> Response:
+    """Pause a queue, or resume it, and lead back to the same search and page of the overview."""
+    named, paused = form.get("queue", ""), {"yes": True, "no": False}.get(form.get("paused", ""))
+    if not named or paused is None:
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "queue, paused: expected a queue, and yes or no.")
     if caller.groups is not None:
         refuse(f"A pause concerns other groups too, and {caller.name} is bound to groups.")
-    if not caller.bounds.holds(queue, ""):
-        not_found(f"There is no queue {queue!r}.")
+    if not caller.bounds.holds(named, ""):
+        not_found(f"There is no queue {named!r}.")
     async with acting(console.client, caller) as connection:
-        await console.client.queues.set(queue, paused=paused, connection=connection)
+        await console.client.queues.set(named, paused=paused, connection=connection)
     console.snapshots.expire()
-    return to(request, "/")
+    return to(request, "/", queue=queue, page=page)
 
 
 @routes.get("/fairness", dependencies=[needs(Scope.VIEW)])
@@ -114,10 +118,10 @@ async def fairness(  # noqa: PLR0917 - the fields of the form
     console: TheConsole,
     caller: TheCaller,
     request: Request,
-    queue: Annotated[str, Query(max_length=254)] = "",
+    queue: Text = "",
     order: Annotated[str, Query()] = "turn",
-    group: Annotated[str, Query(max_length=254)] = "",
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    group: Text = "",
+    page: Page = 1,
 ) -> Response:
     """The groups of a queue: who holds slots, who waits, and whose turn is next."""
     snapshot = await console.snapshot(caller)
@@ -157,8 +161,8 @@ async def show_group(
     console: TheConsole,
     caller: TheCaller,
     request: Request,
-    queue: Annotated[str, Query(max_length=254)],
-    group: Annotated[str, Query(max_length=254)],
+    queue: Text,
+    group: Text,
 ) -> Response:
     """A group of a queue: why it waits, and what other settings would change."""
     snapshot = await console.snapshot(caller)
