@@ -342,7 +342,7 @@ async def test_an_act_leads_back_to_the_page_and_the_search_that_it_is_on(
     async def act(path: str, which: str) -> str:
         page = (await console.get(path)).text
         [form] = [one for one in re.findall(r"<form.*?</form>", page, re.DOTALL) if which in one]
-        where = unescape(re.search(r'action="([^"]*)"', form)[1])
+        where = unescape(re.findall(r'action="([^"]*)"', form)[0])
         fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form)
         answer = await console.post(where, data={name: unescape(value) for name, value in fields}, headers=HERE)
         assert answer.status_code == 303
