@@ -44,7 +44,8 @@ $(STAMP): requirements.lock pyproject.toml $(if $(shell test -x $(BIN)/python &&
 	echo "setup: no Python 3.11 or newer among: $(PYTHONS); name one with: make setup PYTHON=..." >&2; \
 	exit 1
 	@echo "setup: installing requirements.lock"
-	@$(PIP) install --quiet --require-hashes --requirement requirements.lock
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock | $(PIP) install --quiet --require-hashes --requirement /dev/stdin
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock
 	@echo "setup: installing joex from this folder, editable"
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
