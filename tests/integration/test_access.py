@@ -160,9 +160,8 @@ async def test_functions_that_others_have_planted_are_not_called_by_views(peeker
         FROM pg_proc p, LATERAL (SELECT string_agg(format_type(t, NULL), ', ' ORDER BY nr) AS args
                                  FROM unnest(p.proargtypes) WITH ORDINALITY AS t(t, nr)) a
         WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND a.args !~ '"any"|internal|anycompat'
-              AND EXISTS (SELECT FROM pg_proc o
-                          WHERE o.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
-                          AND o.prosrc ~ format('\\m%s\\(', p.proname))""")
+              AND p.proname IN (SELECT (regexp_matches(o.prosrc, '\\m(\\w+)\\(', 'g'))[1] FROM pg_proc o
+                                WHERE o.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace))""")
     for name, args in planted:
         await peeker.execute(
             f"CREATE FUNCTION peek.{name}({args}) RETURNS text LANGUAGE sql VOLATILE AS 'SELECT peek.caught()'"
