@@ -2,7 +2,7 @@
 
 A test's folder under ``tests/`` is its tier and its marker. Tests run on the newest supported version of PostgreSQL,
 and those of the SQL on the oldest as well: ``pytestmark = pytest.mark.postgres(16, 18)``. `make soak` runs all of the
-tier ``integration`` on both, except tests that name their versions.
+tier ``integration`` on both, except tests that name their versions, and each test that is marked ``postgres()``.
 """
 
 import signal
@@ -53,8 +53,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "pg_version" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("postgres")
-    default = VERSIONS if SOAK and _tier(metafunc.definition) == "integration" else VERSIONS[-1:]
-    metafunc.parametrize("pg_version", marker.args if marker else default, ids=lambda version: f"pg{version}")
+    default = VERSIONS if SOAK and (marker or _tier(metafunc.definition) == "integration") else VERSIONS[-1:]
+    named = marker.args if marker else ()
+    metafunc.parametrize("pg_version", named or default, ids=lambda version: f"pg{version}")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
