@@ -45,7 +45,10 @@ $(STAMP): requirements.lock pyproject.toml $(if $(shell test -x $(BIN)/python &&
 	exit 1
 	@echo "setup: installing requirements.lock"
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock | $(PIP) install --quiet --require-hashes --requirement /dev/stdin
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock || { \
+		echo "setup: uv can't; trying with pip, which knows the mirrors of pip.conf"; \
+		$(PIP) install --quiet --require-hashes --requirement requirements.lock; \
+	}
 	@echo "setup: installing joex from this folder, editable"
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
