@@ -118,6 +118,7 @@ async def test_a_run_that_has_committed_its_end_has_lost_nothing_when_its_job_go
         go_on.set()
         await inside.log.wait_for(RunEnded, count=2)
     assert inside.log.of(WorkerConflict) == []
+    assert [ended.verdict.state for ended in inside.log.of(RunEnded)] == ["success", "success"]
 
 
 async def test_a_job_that_is_removed_while_an_executor_runs_it_is_stopped_and_then_gone(

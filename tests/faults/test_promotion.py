@@ -309,6 +309,30 @@ async def test_an_end_that_asynchronous_replication_lost_makes_the_whole_job_run
     assert (await client.get(job_id)).losses == 0
 
 
+async def test_a_run_whose_lost_commit_had_ended_the_job_does_not_end_it_again_without_its_writes(
+    pair: Pair, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """Its code goes on after the transaction, so that its executor reports its end to the promoted server."""
+    await executors.start("first", lease=SHORT)
+    job_id = await client.submit("transaction", {"flag": "go", "name": "over"})
+    first = await effects.begun(job_id)
+    await pair.part()
+    await effects.flag("go")
+    await eventually(lambda: effects.of(job_id, "goes on"), why="its executor knows of the commit")
+    assert await effects.committed() == {job_id: 1}
+    await pair.lose_primary()
+    await pair.standby.promote()
+    effects.note("over")
+    second = await effects.begun(job_id, runs=2)
+    assert second["lock_id"] != first["lock_id"]
+    assert await effects.committed() == {}
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert await effects.committed() == {job_id: 1}
+    job = await client.get(job_id)
+    assert (job.attempt, job.losses, job.failures) == (1, 0, 0)
+
+
 async def test_a_take_that_asynchronous_replication_lost_leaves_a_run_whose_end_is_refused(
     pair: Pair, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:

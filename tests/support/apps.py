@@ -283,12 +283,16 @@ async def hold_cancelled(ctx: joex.Context, flag: str) -> None:
 
 
 @app.task("transaction")
-async def transaction(ctx: joex.Context, flag: str | None = None) -> None:
-    """Its own write and the job's end commit together."""
-    async with _recorded(ctx), ctx.transaction() as connection:
-        await connection.execute(*_begin(ctx, "committed"))
-        if flag:
-            await _flagged(flag)
+async def transaction(ctx: joex.Context, flag: str | None = None, name: str | None = None) -> None:
+    """Its own write and the job's end commit together. With a name, the run goes on until the file of this name."""
+    async with _recorded(ctx):
+        async with ctx.transaction() as connection:
+            await connection.execute(*_begin(ctx, "committed"))
+            if flag:
+                await _flagged(flag)
+        if name:
+            await _execute(*_begin(ctx, "goes on"))
+            await _noted(name)
 
 
 @app.task("transaction.thread")

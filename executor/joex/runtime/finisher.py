@@ -63,6 +63,11 @@ class End(EndedRun):
         has_committed: bool,
     ) -> None:
         # (Sets all fields here: a call of the row's own __init__ for each of thousands of runs would double the cost.)
+        self.said = verdict
+        if has_committed:
+            # The database has this end, and answers so; unless a promoted standby, or a server that has crashed, lacks
+            # the commit: then the task's own writes are lost with it, and the job must run again.
+            verdict, result, message = Verdict(State.WAITING), None, None
         self.id = job.id
         self.lock_id = job.lock_id
         self.state, delay, self.error, exhausted = verdict
@@ -72,7 +77,7 @@ class End(EndedRun):
         self.delay = None if delay is None else delay.total_seconds()
         self.age = age
         self.job = job
-        self.said = self.verdict = verdict
+        self.verdict = verdict
         self.has_committed = has_committed
         self.is_settled = False
         self.is_refused = False
@@ -282,7 +287,9 @@ class Finisher:
             self._loop.call_later(_LOCKED_RETRY_IN, self._again, end)
             return False
         self._locked.discard(end.lock_id)
-        if answer == "worker_conflict" and not end.has_committed:  # (else the job has been resubmitted since)
+        if answer == "worker_conflict" and end.has_committed:
+            answer = "already"  # and the job has been resubmitted since
+        if answer == "worker_conflict":
             self._emit(WorkerConflict(end.job.id, end.job.task))
         else:
             verdict = written(end.verdict, end.said, answer, found)
