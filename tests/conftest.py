@@ -2,7 +2,7 @@
 
 A test's folder under ``tests/`` is its tier and its marker. Tests run on the newest supported version of PostgreSQL,
 and those of the SQL on the oldest as well: ``pytestmark = pytest.mark.postgres(16, 18)``. `make soak` runs all of the
-tier ``integration`` on both, except tests that name their versions, and each test that is marked ``postgres()``.
+tier ``integration`` on both, except tests that name their versions, and each test that is marked ``postgres``.
 """
 
 import signal

@@ -624,7 +624,7 @@ async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_ar
     await _each_call_refuses(connection, numbers=200)  # of 26 MB
 
 
-@pytest.mark.postgres()  # each call makes the server write a gigabyte: on one version
+@pytest.mark.postgres  # each call makes the server write a gigabyte: on one version
 async def test_arguments_that_are_longer_than_a_text_can_be_are_refused_though_they_are_stored_in_few_bytes(connection):
     await _each_call_refuses(connection, numbers=9000)
 
