@@ -12,11 +12,12 @@ import pytest
 from tests.support.apps import Effects
 from tests.support.processes import ExecutorProcesses
 from tests.support.schedulers import RECORD, RepeaterProcesses
+from tests.support.soak import examples
 from tests.support.waiting import eventually
 
 TASKS, PROCESSES, EXECUTORS = 1000, 20, 2
 PERIOD = timedelta(seconds=1)
-TIMES, KILLS = 15, 11  # the least numbers of times of each task, and of kills
+TIMES, KILLS = examples(18), examples(18)  # the least numbers of times of each task, and of kills
 
 _SET = """
     SELECT joex.put_periodic_task('task ' || n, 'quick', '*:*:*', grp => 'group ' || n % 20)
