@@ -191,7 +191,7 @@ class Load:
 
 
 @pytest.mark.heavy
-@pytest.mark.postgres(16, 18)
+@pytest.mark.postgres
 async def test_executors_and_workers_in_python_and_in_a_shell_run_all_jobs_under_load_and_none_twice_at_a_time(
     client: AnyClient, connection: asyncpg.Connection, database_url: str, workers: Workers
 ) -> None:
