@@ -28,6 +28,9 @@ from joex.console.snapshot import OVERDUE, SHORTEST_PAUSE, Snapshots, Standing
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import DatabaseUnavailable, InvalidJob
+from joex.http import slow_callers
+from joex.http.listening import listen
+from joex.http.server import serve
 from joex.http.tokens import KEPT_FOR
 from joex.store import audit, stats, tokens
 from joex.store.database import connect
@@ -35,7 +38,7 @@ from joex.store.listing import Filter, Search, count_jobs, list_jobs, search_job
 from tests.support.asgi import transport
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, open_the_shop, size_pool, take
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 OWNERS = "an-owners-token-of-32-characters"
 HERE = {"Origin": "http://localhost"}
@@ -133,6 +136,38 @@ async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, c
     assert (await proxy.post("/group", headers=HERE | ann, data=pause)).status_code == 303
     [act] = await audit.list_acts(connection, None, 10)
     assert (act.act, act.caller, act.group) == ("set_group", "ann", "acme")
+
+
+async def test_forms_of_strangers_that_do_not_end_keep_no_connection_from_others_and_fill_no_log(
+    client: Client, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(slow_callers, "BODY_WITHIN", 3600.0)
+    listener = listen("127.0.0.1:0")
+    address = listener.getsockname()
+    serving = asyncio.create_task(serve(create_console(client, Access(token=OWNERS)), listener))
+    calls: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def begin_form(path: str, headers: str) -> asyncio.StreamReader:
+        calls.append(await asyncio.open_connection(*address))
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\nExpect: 100-continue\r\n{headers}"
+        calls[-1][1].write(f"{head}Content-Length: 2\r\n\r\n".encode())
+        assert b" 100 " in await calls[-1][0].readuntil(b"\r\n\r\n")
+        return calls[-1][0]
+
+    async with asyncio.timeout(PATIENCE):
+        known = await begin_form("/queue", f"Cookie: joex-console={OWNERS}\r\n")
+        strangers = [await begin_form("/sign-in", "") for _ in range(5)]
+        async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as browser:
+            assert (await browser.get("/healthz")).status_code == 200
+        assert not any([await reader.read() for reader in strangers[:3]])
+        calls[0][1].write(b"a=")
+        assert b" 400 " in await known.readline()
+    for _, writer in calls:
+        writer.close()
+    serving.cancel()
+    await asyncio.wait([serving])
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

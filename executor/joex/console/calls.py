@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, HTTPException, Query, Request, params, status
 from fastapi.responses import RedirectResponse
+from starlette.requests import ClientDisconnect
 
 from joex.client.client import Client
 from joex.console.acts import BulkActs
@@ -103,10 +104,13 @@ def not_found(detail: str) -> NoReturn:
 
 async def _form(request: Request) -> Mapping[str, str]:
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_FORM:
-            raise HTTPException(status.HTTP_413_CONTENT_TOO_LARGE, "The form is too large.")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LARGEST_FORM:
+                raise HTTPException(status.HTTP_413_CONTENT_TOO_LARGE, "The form is too large.")
+    except ClientDisconnect as error:
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, "The form has no end.") from error  # which nobody reads
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"))
     except ValueError as error:

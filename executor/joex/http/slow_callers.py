@@ -11,6 +11,7 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from joex.http.caller import STATE
 from joex.http.peer import PEER, Peer
 
 HEAD_WITHIN = 10.0
@@ -122,8 +123,13 @@ class TimedProtocol(H11Protocol):
         return cast("_Transport", self.transport)
 
     def is_idle(self) -> bool:
-        """Whether no request is being answered: its caller has sent half of one, or reads the last answer."""
-        return self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY)
+        """Whether no request is being answered: its caller has sent half of one, or reads the last answer.
+
+        A call whose body is on the way is half of one until its caller is known: strangers keep no connection so.
+        """
+        if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY):
+            return True
+        return self.conn.their_state is h11.SEND_BODY and STATE not in (self.scope or {}).get("state", {})
 
     def has_said_all(self) -> bool:
         """Whether the connection is closing, and no answer waits for its caller to read it."""
