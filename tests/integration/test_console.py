@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from html import unescape
@@ -138,24 +139,34 @@ async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, c
     assert (act.act, act.caller, act.group) == ("set_group", "ann", "acme")
 
 
+@asynccontextmanager
+async def served(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
+    """The address of a server of a console."""
+    listener = listen("127.0.0.1:0")
+    serving = asyncio.create_task(serve(app, listener))
+    try:
+        yield listener.getsockname()
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
 async def test_forms_of_strangers_that_do_not_end_keep_no_connection_from_others_and_fill_no_log(
     client: Client, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
     monkeypatch.setattr(slow_callers, "BODY_WITHIN", 3600.0)
-    listener = listen("127.0.0.1:0")
-    address = listener.getsockname()
-    serving = asyncio.create_task(serve(create_console(client, Access(token=OWNERS)), listener))
     calls: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def begin_form(path: str, headers: str) -> asyncio.StreamReader:
-        calls.append(await asyncio.open_connection(*address))
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\nExpect: 100-continue\r\n{headers}"
-        calls[-1][1].write(f"{head}Content-Length: 2\r\n\r\n".encode())
-        assert b" 100 " in await calls[-1][0].readuntil(b"\r\n\r\n")
-        return calls[-1][0]
+    async with served(create_console(client, Access(token=OWNERS))) as address, asyncio.timeout(PATIENCE):
 
-    async with asyncio.timeout(PATIENCE):
+        async def begin_form(path: str, headers: str) -> asyncio.StreamReader:
+            calls.append(await asyncio.open_connection(*address))
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\nExpect: 100-continue\r\n"
+            calls[-1][1].write(f"{head}{headers}Content-Length: 2\r\n\r\n".encode())
+            assert b" 100 " in await calls[-1][0].readuntil(b"\r\n\r\n")
+            return calls[-1][0]
+
         known = await begin_form("/queue", f"Cookie: joex-console={OWNERS}\r\n")
         strangers = [await begin_form("/sign-in", "") for _ in range(5)]
         async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as browser:
@@ -163,10 +174,8 @@ async def test_forms_of_strangers_that_do_not_end_keep_no_connection_from_others
         assert not any([await reader.read() for reader in strangers[:3]])
         calls[0][1].write(b"a=")
         assert b" 400 " in await known.readline()
-    for _, writer in calls:
-        writer.close()
-    serving.cancel()
-    await asyncio.wait([serving])
+        for _, writer in calls:
+            writer.close()
     assert "Traceback" not in caplog.text
 
 
@@ -828,6 +837,36 @@ async def test_a_pool_is_simulated_on_the_jobs_that_have_ended(
         assert (await console.get(f"/simulate?hours=1&{wrong}")).status_code == 400, wrong
     cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
     assert (await browse("10.0.0.9").get("/simulate?hours=1", headers=cookie)).status_code == 403
+
+
+async def test_simulations_of_one_viewer_do_not_keep_those_of_another_waiting(
+    browse: Open, client: Client, token: Callable[..., Any]
+) -> None:
+    app = create_console(client)
+    far, other = browse("10.0.0.9", app=app), browse(app=app)
+    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW)}"}
+    async with app.state.console.simulation:  # one runs
+        first = asyncio.create_task(far.get("/simulate?hours=1", headers=cookie))
+        await eventually(lambda: bool(app.state.console.simulating), why="it waits for its turn")
+        answer = await far.get("/simulate?hours=2", headers=cookie)
+        assert (answer.status_code, "goes on" in answer.text) == (409, True)
+        second = asyncio.create_task(other.get("/simulate?hours=1"))
+        await eventually(lambda: len(app.state.console.simulating) == 2, why="it waits for its turn")
+    assert "No job of the queue" in (await first).text
+    assert "No job of the queue" in (await second).text
+    assert "No job of the queue" in (await far.get("/simulate?hours=1", headers=cookie)).text
+
+
+async def test_a_simulation_ends_when_its_viewer_hangs_up(client: Client) -> None:
+    app = create_console(client, Access(token=OWNERS))
+    simulating = app.state.console.simulating
+    async with served(app) as address, app.state.console.simulation:
+        _, writer = await asyncio.open_connection(*address)
+        head = f"GET /simulate?hours=1 HTTP/1.1\r\nHost: x\r\nCookie: joex-console={OWNERS}\r\n\r\n"
+        writer.write(head.encode())
+        await eventually(lambda: bool(simulating), why="it waits for its turn")
+        writer.close()
+        await eventually(lambda: not simulating, why="it ends")
 
 
 async def test_it_can_be_mounted_below_a_path_of_an_application(browse: Open, client: Client) -> None:

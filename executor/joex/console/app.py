@@ -52,7 +52,7 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
     )
     snapshots = Snapshots(client)
     bulk_acts = BulkActs(client, snapshots.expire)
-    app.state.console = Console(client, snapshots, pace, views, callers, bulk_acts, asyncio.Semaphore(1))
+    app.state.console = Console(client, snapshots, pace, views, callers, bulk_acts, asyncio.Semaphore(1), set())
     app.state.closing = asyncio.Event()  # see joex.http.server.serve
     for router in ROUTERS:
         for route in router.routes:

@@ -29,7 +29,10 @@ _MOST_FIELDS = 100
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """A console: what its routes share. ``simulation``: held while one runs."""
+    """A console: what its routes share.
+
+    ``simulation``: held while one runs. ``simulating``: the callers whose simulations run, or wait for it.
+    """
 
     client: Client
     snapshots: Snapshots
@@ -38,6 +41,7 @@ class Console:
     callers: Callers
     bulk_acts: BulkActs
     simulation: asyncio.Semaphore
+    simulating: set[str]
 
     async def snapshot(self, caller: Caller) -> Snapshot:
         """What this caller sees of the latest snapshot."""

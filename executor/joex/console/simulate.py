@@ -1,7 +1,8 @@
 """The page Simulate: what another pool, or another weight, would have made of the jobs that have ended lately.
 
 The command ``joex simulate`` does it, in a process of its own: another package brings this command
-(`joex.cli.commands`), and a simulation must not hold up the pages of other viewers. One runs at a time.
+(`joex.cli.commands`), and a simulation must not hold up the pages of other viewers. One runs at a time, and each viewer
+has one at a time, so that no viewer keeps the others waiting for long.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, status
 from pydantic_core import from_json, to_json
 from starlette.responses import PlainTextResponse, Response
 
-from joex.console.calls import Console, TheConsole, needs
+from joex.console.calls import Console, TheCaller, TheConsole, needs
 from joex.core.access import Scope
 from joex.core.trace import TracedJob
+from joex.http.disconnect import unless_disconnected
 from joex.store import stats
 from joex.store.trace import traced
 
@@ -89,22 +91,22 @@ TheWish = Annotated[Wish, Depends(_wish)]
 
 
 @routes.get("/simulate", dependencies=[needs(Scope.VIEW, whole_system=True)])
-async def simulate(console: TheConsole, request: Request, wish: TheWish) -> Response:
+async def simulate(console: TheConsole, caller: TheCaller, request: Request, wish: TheWish) -> Response:
     """Simulate a pool on the jobs that have ended lately, if the form was sent."""
     snapshot = await console.snapshots.get()
     report, problem, jobs = None, None, 0
     if not entry_points(group="joex.commands", name="simulate"):
         problem = "The command joex simulate is not installed beside this console."
     elif "hours" in request.query_params:
-        async with console.simulation:
-            trace = await _trace(console, wish)
-            jobs = len(trace)
-            if not trace:
-                problem = f"No job of the queue {wish.queue!r} has run and ended in this time."
-            elif jobs > MOST_JOBS:
-                problem = f"More than {MOST_JOBS:,} jobs ended in this time: choose a shorter one."
-            else:
-                report, problem = await _run(wish, trace)
+        if caller.name in console.simulating:
+            detail = f"A simulation of {caller.name} goes on: wait until it has ended."
+            raise HTTPException(status.HTTP_409_CONFLICT, detail)
+        console.simulating.add(caller.name)
+        try:
+            done = await unless_disconnected(request, _simulated(console, wish))
+        finally:
+            console.simulating.discard(caller.name)
+        report, problem, jobs = done or (None, None, 0)  # nobody reads the answer
     return console.views.page(
         request, "simulate.html", wish=wish, report=report, problem=problem, jobs=jobs,
         names=sorted({*snapshot.queues, wish.queue}), query=request.url.query, most_groups=_MOST_GROUPS,
@@ -116,6 +118,17 @@ async def simulate(console: TheConsole, request: Request, wish: TheWish) -> Resp
 async def pool_file(wish: TheWish) -> Response:
     """The simulated pool, as a file."""
     return PlainTextResponse(wish.pool, headers={"Content-Disposition": 'attachment; filename="pool.yaml"'})
+
+
+async def _simulated(console: Console, wish: Wish) -> tuple[dict[str, Any] | None, str | None, int]:
+    """The report, or why there is none; and the number of jobs."""
+    async with console.simulation:
+        trace = await _trace(console, wish)
+        if not trace:
+            return None, f"No job of the queue {wish.queue!r} has run and ended in this time.", 0
+        if len(trace) > MOST_JOBS:
+            return None, f"More than {MOST_JOBS:,} jobs ended in this time: choose a shorter one.", len(trace)
+        return *await _run(wish, trace), len(trace)
 
 
 async def _trace(console: Console, wish: Wish) -> list[TracedJob]:

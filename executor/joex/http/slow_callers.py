@@ -129,7 +129,7 @@ class TimedProtocol(H11Protocol):
         """
         if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY):
             return True
-        return self.conn.their_state is h11.SEND_BODY and STATE not in (self.scope or {}).get("state", {})
+        return self.conn.their_state is h11.SEND_BODY and STATE not in self.scope.get("state", {})
 
     def has_said_all(self) -> bool:
         """Whether the connection is closing, and no answer waits for its caller to read it."""
