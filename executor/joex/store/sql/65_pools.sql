@@ -64,13 +64,16 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.replicas(p_prefix text)
 RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, spare boolean, retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+    WITH own AS (SELECT x.* FROM joex_private.executor x     -- (by executor_living: there may be the executors of a thousand pools)
+                 WHERE x.left_at IS NULL AND x.app_id ~>=~ p_prefix AND x.app_id ~<~ (p_prefix || chr(1114111)))
     SELECT app_id, e.id, e.pod_uid, coalesce(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END), 0),
            coalesce(e.draining, false), coalesce(e.spare, false), r.retired_at
-    FROM (SELECT x.* FROM joex_private.executor x     -- (by executor_living: there may be the executors of a thousand pools)
-          WHERE x.left_at IS NULL AND x.app_id ~>=~ p_prefix AND x.app_id ~<~ (p_prefix || chr(1114111))) e
+    FROM own e
     FULL JOIN (SELECT x.* FROM joex_private.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
     LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone
-               FROM joex_private.held j GROUP BY j.executor_id) h
+               FROM joex_private.held j
+               WHERE j.queue = ANY (ARRAY(SELECT unnest(o.queues) FROM own o))       -- (not what all the others hold)
+               GROUP BY j.executor_id) h
         ON h.executor_id = e.id $$;
 
 -- Move all due jobs of these queues to their lane, as a take does, and put back their overdue jobs, as executors do: there may be no
