@@ -6,12 +6,14 @@ tests/property/test_take_matches_specification.py compares the whole rule with i
 import asyncio
 from collections import Counter
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 
 from joex import NewJob, Priority
+from joex.core.fairness import Cursor, Group
+from joex.core.fairness import take as specified
 from joex.core.priority_turns import CountingScheme
 from joex.errors import LeaseLost
 from joex.store import jobs, runs, stats
@@ -110,6 +112,64 @@ async def test_a_group_with_long_jobs_keeps_no_more_than_its_share_of_the_slots(
             for job in [job for job in held[executor] if job.group == "short"]:
                 await bench.finish(job)
                 held[executor].remove(job)
+
+
+async def test_a_take_counts_what_has_committed_before_it_chooses_and_nothing_else(bench, another_connection):
+    """Four takes of one slot, in all 24 orders of their commits: take n commits before take ``commits[n]`` chooses."""
+    ids = [await bench.executor(f"e{number}") for number in range(4)]
+    connections = [await another_connection() for _ in ids]
+    places = dict(await bench.connection.fetch("SELECT g, joex_private.ring(g) FROM unnest('{a,b}'::text[]) g"))
+    names = {place: name for name, place in places.items()}
+    found = set()
+    for commits in product(range(1, 5), range(2, 5), range(3, 5)):
+        await bench.connection.execute("DELETE FROM joex_private.job")
+        await submit_each(bench, a=4, b=4)
+        last = await bench.connection.fetchval(
+            "SELECT pg_sequence_last_value(cursor) FROM joex_private.queue WHERE name = 'default'"
+        )
+        cursor = Cursor(-(2**63) if last is None else last >> 8, 0 if last is None else last & 255)
+        left = dict.fromkeys(places, 4)
+        taken: list[str] = []
+        open_takes: dict[int, Any] = {}
+        for nr, (executor, connection) in enumerate(zip(ids, connections, strict=True)):
+            for earlier in [one for one in open_takes if commits[one] == nr]:
+                await open_takes.pop(earlier).commit()
+            counted = Counter(taken[one] for one in range(nr) if one not in open_takes)
+            groups = [Group(place, low=[place] * left[name], running=counted[name]) for name, place in places.items()]
+            [chosen], cursor = specified(groups, cursor, 1, CountingScheme(4, 1))
+            open_takes[nr] = connection.transaction()
+            await open_takes[nr].start()
+            [job] = await runs.take(connection, executor, ["default"], 1, CountingScheme(4, 1))
+            assert job.group == names[chosen], (commits, nr)
+            taken.append(job.group)
+            left[job.group] -= 1
+        for transaction in open_takes.values():
+            await transaction.commit()
+        shares = tuple(sorted(Counter(taken).values()))
+        assert shares == (2, 2) or commits != (1, 2, 3)
+        found.add(shares)
+    assert found == {(2, 2), (1, 3)}  # it lags by the takes that commit meanwhile
+
+
+async def test_a_take_that_has_waited_for_its_turn_counts_what_has_committed_meanwhile(
+    bench, another_connection, waiting_for_a_lock
+):
+    one, two = await bench.executor("one"), await bench.executor("two")
+    first, second, observer = await another_connection(), await another_connection(), await another_connection()
+    await submit_each(bench, a=4, b=4)
+    [served] = await bench.take(one)
+    transaction = first.transaction()
+    await transaction.start()
+    [job] = await runs.take(first, one, ["default"], 1, CountingScheme(4, 1))
+    assert job.group != served.group
+    await bench.connection.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
+    waiting = runs.take(second, two, ["default"], 1, CountingScheme(4, 1))
+    async with waiting_for_a_lock(observer, waiting) as task:
+        await transaction.commit()
+        await bench.connection.execute("SELECT pg_advisory_unlock(joex_private.ring_lock(), hashtext('default'))")
+    [job] = await task
+    # (Both groups hold one now. A take that did not count the other one would serve the same group.)
+    assert job.group == served.group
 
 
 async def test_a_lonely_group_has_all_slots(bench):
