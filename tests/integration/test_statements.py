@@ -57,6 +57,8 @@ CALLS = {
     "announce_short": f"joex_private.announce_short(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0], NULL)",
     "arguments": f"joex_private.arguments({NO_JOB}, {NO_JOB})",
     "cancel": f"joex.cancel({NO_JOB})",
+    "check_most": "joex_private.check_most(0)",
+    "check_name": "joex_private.check_name('queue', 'default')",
     "check_size": "joex_private.check_size('args', '{}')",
     "delete_removed": f"joex_private.delete_removed(ARRAY[{NO_JOB}])",
     "delete_finished": "joex.delete_finished(ARRAY['success'], now())",

@@ -485,7 +485,26 @@ WRONG_IN_SQL = {
         for size in (100, -1, 3000000000)
     },
     "joex.set_priority(joex.submit('a'), NULL)": "priority: expected 'high' or 'low'; got NULL",
+    "joex.set_priority(joex.submit('a'), 'urgent')": "priority: expected 'high' or 'low'; got 'urgent'",
     "joex.set_args(joex.submit('a'), NULL)": "args: must be a JSON object; got NULL",
+    "joex.set_queue('', true)": "queue: expected 1 to 254 bytes; got ''",
+    "joex.set_queue(NULL, false)": "queue: expected 1 to 254 bytes; got NULL",
+    "joex.set_queue(repeat('q', 255), false)": f"queue: expected 1 to 254 bytes; got '{'q' * 255}'",
+    "joex.set_group('', weight => 2)": "group: expected 1 to 254 bytes; got ''",
+    "joex.set_group('g', NULL)": "queue: expected 1 to 254 bytes; got NULL",
+    "joex.subscribe('', '1 min')": "name: expected 1 to 254 bytes; got ''",
+    "joex.subscribe('me', NULL)": "lasts: expected more than zero; got <NULL>: "
+    "to end a subscription, call joex.unsubscribe",
+    **{
+        f"{call}, most => {most})": f"most: expected 0 or more; got {most}"
+        for call in (
+            "joex.attempts(joex.submit('a')",
+            "joex.log(joex.submit('a')",
+            "joex.retry_failed('default'",
+            "joex.delete_finished('{failed}', now()",
+        )
+        for most in ("-1", "NULL")
+    },
 }
 
 
@@ -494,3 +513,55 @@ async def test_a_wrong_call_in_sql_says_what_is_expected_of_which_field(connecti
     with pytest.raises(asyncpg.DataError) as caught:
         await connection.execute(f"SELECT {call}")
     assert (str(caught.value), str(translate(caught.value))) == (WRONG_IN_SQL[call], WRONG_IN_SQL[call])
+
+
+WRONG_IN_TABLES = {
+    "joex.set_group('g', weight => 101)": "weight: 1 to 100",
+    "joex.set_group('g', max_running => -2)": "max_running: 0 or more",
+    "joex.put_periodic_task('', 'a', 'daily')": "id: 1 to 240 bytes",
+    "joex.put_periodic_task('p', 'a', 'daily', queue => repeat('q', 255))": "queue: 1 to 254 bytes",
+    "joex.put_periodic_task('p', 'a', 'daily', starting_deadline => '-1 day')": "starting_deadline: 0 to 1000 years",
+}
+
+
+@pytest.mark.parametrize("call", WRONG_IN_TABLES)
+async def test_a_setting_that_its_table_refuses_says_what_is_expected_of_which_field(connection, call):
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await connection.execute(f"SELECT {call}")
+    assert f'violates check constraint "{WRONG_IN_TABLES[call]}"' in str(caught.value)
+    assert str(translate(caught.value)) == WRONG_IN_TABLES[call]
+
+
+WRONG_IN_PYTHON = {
+    "queues.set('q', paused='yes')": "paused: expected True or False; got 'yes'",
+    "queues.set('q', paused=None)": "paused: expected True or False; got None",
+    "groups.set('g', paused=1)": "paused: expected True or False; got 1",
+    "groups.set('g', weight=0)": "weight: expected a whole number, 1 to 100; got 0",
+    "groups.set('g', max_running='2')": "max_running: expected a whole number, -1 to 2147483647; got '2'",
+    "groups.set('g', max_waiting=True)": "max_waiting: expected a whole number, -1 to 100000; got True",
+    "groups.list(5)": "queue: expected text; got int",
+    "periodic.put('p', 'a', 'daily', enabled='no')": "enabled: expected True or False; got 'no'",
+    "periodic.enable('p', any_owner=None)": "any_owner: expected True or False; got None",
+    "periodic.remove('p', any_owner='yes')": "any_owner: expected True or False; got 'yes'",
+    "periodic.list(after=1)": "after: expected the key of a periodic task; got 1",
+    "get('7')": "job_id: expected a UUID; got '7'",
+    "cancel(7)": "job_id: expected a UUID; got 7",
+    "remove(None)": "job_id: expected a UUID; got None",
+    "retry('\\ud800')": "job_id: expected a UUID; got '\\ud800'",
+    "log(job_id, after=2**63)": "after: expected a whole number, 0 to 9223372036854775807; got 9223372036854775808",
+    "retry_failed(group='\\0')": "group: must not contain a NUL character (PostgreSQL can't store it)",
+    "notify('')": "queue: must not be empty",
+    **{
+        f"{call}most={most})": f"most: expected a whole number, 0 to 2147483647; got {most}"
+        for call in ("attempts(job_id, ", "retry_failed(", "groups.list(", "groups.settings(", "periodic.list(")
+        for most in ("-1", "None", "2147483648", "1.5")
+    },
+}
+
+
+async def test_a_wrong_call_in_python_is_one_line_that_says_what_is_expected_of_which_field(client):
+    job_id = await client.submit("a")
+    for call, expected in WRONG_IN_PYTHON.items():
+        with pytest.raises(InvalidJob) as caught:
+            await eval(f"client.{call}", {"client": client, "job_id": job_id})  # noqa: S307 - the table above
+        assert str(caught.value) == expected, call

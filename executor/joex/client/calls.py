@@ -11,8 +11,9 @@ from uuid import UUID, uuid4
 
 from joex.client.explain import Reason
 from joex.client.patience import PatientConnections
-from joex.client.submissions import Options, columns_of_any, time_of
-from joex.core.job import Columns, NewJob, Priority
+from joex.client.submissions import Options, columns_of_any, invalid, time_of
+from joex.core.arguments import check_id, check_number
+from joex.core.job import Columns, NewJob, Priority, check_name
 from joex.core.json_values import shown
 from joex.errors import InvalidJob
 from joex.store import executors, job_logs, jobs, keyed
@@ -22,6 +23,7 @@ from joex.store.jobs import Job
 from joex.tracing import submitting, submitting_many
 
 _BATCH = 1000
+_HIGHEST_SEQ = 2**63 - 1
 
 
 class Calls:
@@ -145,25 +147,29 @@ class Calls:
         Returns:
             ``cancelled`` (no executor held it), ``requested`` (its run is asked to end), ``finished`` or ``not_found``.
         """
-        return await self.connections.repeat(partial(jobs.cancel, job_id=job_id), connection)
+        return await self.connections.repeat(partial(jobs.cancel, job_id=_id(job_id)), connection)
 
     async def set_priority(self, job_id: UUID, priority: str, *, connection: AnyConnection | None = None) -> bool:
         """Change the priority of a waiting job; False if it is not waiting."""
-        return await self.connections.repeat(partial(jobs.set_priority, job_id=job_id, priority=priority), connection)
+        return await self.connections.repeat(
+            partial(jobs.set_priority, job_id=_id(job_id), priority=priority), connection
+        )
 
     async def set_args(self, job_id: UUID, args: Mapping[str, Any], *, connection: AnyConnection | None = None) -> bool:
         """Replace all arguments of a waiting job; False if it is not waiting, and so unchanged."""
-        return await self.connections.repeat(partial(jobs.set_args, job_id=job_id, args=args), connection)
+        return await self.connections.repeat(partial(jobs.set_args, job_id=_id(job_id), args=args), connection)
 
     async def remove(self, job_id: UUID, *, connection: AnyConnection | None = None) -> Literal["ok", "not_found"]:
         """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
+        known = _id(job_id)
         async with self.connections.using(connection) as used:
-            return await keyed.remove(used, job_id)
+            return await keyed.remove(used, known)
 
     async def retry(self, job_id: UUID, *, connection: AnyConnection | None = None) -> bool:
         """Run a failed or cancelled job again, or now one that is stuck or not due; False if it is none of these."""
+        known = _id(job_id)
         async with self.connections.using(connection) as used:
-            return await jobs.retry(used, job_id)
+            return await jobs.retry(used, known)
 
     async def retry_failed(
         self,
@@ -175,6 +181,11 @@ class Calls:
         connection: AnyConnection | None = None,
     ) -> int:
         """Run all failed jobs that match again, the oldest first, at most ``most``; returns how many."""
+        with invalid():
+            check_number("most", most)
+            for field, name in (("queue", queue), ("group", group), ("task", task)):
+                if name is not None:
+                    check_name(field, name)
         async with self.connections.using(connection) as used:
             return await jobs.retry_failed(used, queue, group, task, most)
 
@@ -183,27 +194,38 @@ class Calls:
 
         A submission wakes the executors that it needs. Call this when work arrived in another way.
         """
+        with invalid():
+            check_name("queue", queue)
         async with self.connections.using(connection) as used:
             return await executors.notify(used, queue)
 
     async def get(self, job_id: UUID, *, connection: AnyConnection | None = None) -> Job | None:
         """A job, or None."""
-        return await self.connections.repeat(partial(jobs.get_job, job_id=job_id), connection)
+        return await self.connections.repeat(partial(jobs.get_job, job_id=_id(job_id)), connection)
 
     async def why(self, job_id: UUID, *, connection: AnyConnection | None = None) -> list[Reason]:
         """The reasons why a job is not running, those that block it first; ``message`` is a reason in a sentence."""
-        found = await self.connections.repeat(partial(jobs.why, job_id=job_id), connection)
+        found = await self.connections.repeat(partial(jobs.why, job_id=_id(job_id)), connection)
         return [Reason(*reason) for reason in found]
 
     async def log(self, job_id: UUID, *, after: int = 0, connection: AnyConnection | None = None) -> list[LogEntry]:
         """The log of all attempts of a job; ``after`` is the seq of the last line that you have read."""
-        return await self.connections.repeat(partial(job_logs.job_log, job_id=job_id, after=after), connection)
+        with invalid():
+            check_number("after", after, highest=_HIGHEST_SEQ)
+        return await self.connections.repeat(partial(job_logs.job_log, job_id=_id(job_id), after=after), connection)
 
     async def attempts(
         self, job_id: UUID, *, most: int = 100, connection: AnyConnection | None = None
     ) -> list[Attempt]:
         """The attempts of a job, in order, at most the last ``most`` ones: when, where and how each run ended."""
-        return await self.connections.repeat(partial(job_logs.attempts, job_id=job_id, most=most), connection)
+        with invalid():
+            check_number("most", most)
+        return await self.connections.repeat(partial(job_logs.attempts, job_id=_id(job_id), most=most), connection)
+
+
+def _id(job_id: UUID) -> UUID:
+    with invalid():
+        return check_id("job_id", job_id)
 
 
 def _queue_of(batches: Sequence[Columns]) -> str | None:

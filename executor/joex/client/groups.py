@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 from joex.client.patience import PatientConnections
 from joex.client.submissions import invalid
+from joex.core.arguments import HIGHEST, check_flag, check_number
 from joex.core.job import check_name
 from joex.store import stats
 from joex.store.drivers import AnyConnection
 from joex.store.stats import GroupSetting, GroupStats
+
+_HEAVIEST = 100
+_MOST_WAITING = 100_000
 
 
 class Groups:
@@ -32,6 +36,7 @@ class Groups:
             most: at most this many.
             connection: read in this connection's transaction.
         """
+        _check(queue, most)
         async with self._connections.using(connection) as used:
             return await stats.group_stats(used, queue, most)
 
@@ -39,6 +44,7 @@ class Groups:
         self, queue: str | None = None, *, most: int = 1000, connection: AnyConnection | None = None
     ) -> Sequence[GroupSetting]:
         """The groups that have settings of their own; the arguments are those of `list`."""
+        _check(queue, most)
         async with self._connections.using(connection) as used:
             return await stats.group_settings(used, queue, most)
 
@@ -70,7 +76,22 @@ class Groups:
         with invalid():
             check_name("group", group)
             check_name("queue", queue)
+            if paused is not None:
+                check_flag("paused", paused)
+            for field, number, least, highest in (
+                ("weight", weight, 1, _HEAVIEST), ("max_running", max_running, -1, HIGHEST),
+                ("max_waiting", max_waiting, -1, _MOST_WAITING),
+            ):  # fmt: skip
+                if number is not None:
+                    check_number(field, number, least, highest)
         async with self._connections.using(connection) as used:
             await stats.set_group(
                 used, group, queue, weight=weight, paused=paused, max_running=max_running, max_waiting=max_waiting
             )
+
+
+def _check(queue: str | None, most: int) -> None:
+    with invalid():
+        if queue is not None:
+            check_name("queue", queue)
+        check_number("most", most)

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from joex.client.patience import PatientConnections
 from joex.client.submissions import invalid
+from joex.core.arguments import check_flag, check_number
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_text, priority_of
 from joex.core.periodic import SYSTEM_OWNER, USER, NewPeriodicTask
@@ -61,6 +62,7 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
     """
     with invalid():
         _check_texts(timer, zone)
+        check_number("most", most)
         parsed, given = Timer.parse(timer), parse_zone(zone)
     used = parsed.zone or given
     times: list[datetime] = []
@@ -104,9 +106,10 @@ class PeriodicTasks:
             most: at most this many.
             connection: read in this connection's transaction.
         """
-        if owner is not None:
-            with invalid():
+        with invalid():
+            if owner is not None:
                 check_name("owner", owner)
+            check_number("most", most)
         async with self._connections.using(connection) as used:
             return await periodic.list_tasks(used, owners=None if owner is None else [owner], after=after, most=most)
 
@@ -199,6 +202,8 @@ class PeriodicTasks:
             NotYours: it has another owner, and ``any_owner`` is false; or it belongs to Joex itself.
         """
         name = _name(task_id, queue, group)
+        with invalid():
+            check_flag("any_owner", any_owner)
         async with self._connections.using(connection) as used:
             answer = await periodic.remove(used, name, USER, any_owner=any_owner)
             await _check_answer(used, answer, name, "only Joex removes it: disable it instead" if any_owner else None)
@@ -254,6 +259,8 @@ class PeriodicTasks:
     async def _enable(
         self, name: TaskName, connection: AnyConnection | None, *, enabled: bool, any_owner: bool
     ) -> bool:
+        with invalid():
+            check_flag("any_owner", any_owner)
         async with self._connections.using(connection) as used:
             answer = await periodic.enable(used, name, USER, enabled=enabled, any_owner=any_owner)
             await _check_answer(used, answer, name)
@@ -270,6 +277,8 @@ def _new(*, priority: str, starting_deadline: timedelta | float | str | None, **
         deadline = None if starting_deadline is None else parse_duration(starting_deadline)
     with invalid():
         _check_texts(fields["timer"], fields["zone"])
+        if fields.get("enabled") is not None:
+            check_flag("enabled", fields["enabled"])
         return NewPeriodicTask(**fields, priority=priority_of(priority), starting_deadline=deadline)
 
 

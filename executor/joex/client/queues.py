@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from joex.client.patience import PatientConnections
 from joex.client.submissions import invalid
+from joex.core.arguments import check_flag
 from joex.core.job import check_name
 from joex.store import stats
 from joex.store.drivers import AnyConnection
@@ -35,9 +36,10 @@ class Queues:
             connection: set it in this connection's transaction.
 
         Raises:
-            InvalidJob: the name is wrong.
+            InvalidJob: a value is wrong; the message names the field.
         """
         with invalid():
             check_name("queue", queue)
+            check_flag("paused", paused)
         async with self._connections.using(connection) as used:
             await stats.set_queue(used, queue, paused=paused)

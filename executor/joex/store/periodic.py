@@ -369,7 +369,7 @@ def _columns(names: Sequence[TaskName]) -> list[list[str | None]]:
 
 
 def _read_key(key: str) -> TaskKey:
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):
         match read_json(key):
             case [str() as task_id, str() as queue, str() as group] if "\0" not in task_id + queue + group:
                 return TaskKey(task_id, queue, group)

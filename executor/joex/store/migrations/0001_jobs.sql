@@ -283,9 +283,9 @@ CREATE TABLE joex_private.group_setting (
     queue        text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
     grp          text NOT NULL CHECK (grp <> '' AND octet_length(grp) <= 254),
     ring         bigint NOT NULL,                       -- joex_private.ring(grp)
-    weight       integer NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 100),
+    weight       integer NOT NULL DEFAULT 1 CONSTRAINT "weight: 1 to 100" CHECK (weight BETWEEN 1 AND 100),
     paused       boolean NOT NULL DEFAULT false,
-    max_running  integer CHECK (max_running >= 0),
+    max_running  integer CONSTRAINT "max_running: 0 or more" CHECK (max_running >= 0),
     -- (A submission counts up to this.)
     max_waiting  integer CONSTRAINT "max_waiting: 0 to 100000" CHECK (max_waiting BETWEEN 0 AND 100000),
     PRIMARY KEY (queue, grp)
@@ -490,19 +490,20 @@ CREATE TABLE joex_private.watch (
 
 -- Periodic tasks: each submits jobs at the times of a timer. Only its owner changes a row. A row stays in its queue and its group.
 CREATE TABLE joex_private.periodic_task (
-    id                 text NOT NULL CHECK (id <> '' AND octet_length(id) <= 240),    -- it is also in a tracker
-    owner              text NOT NULL DEFAULT 'user' CHECK (owner <> '' AND octet_length(owner) <= 254),
+    id                 text NOT NULL CONSTRAINT "id: 1 to 240 bytes" CHECK (id <> '' AND octet_length(id) <= 240),    -- it is also in a tracker
+    owner              text NOT NULL DEFAULT 'user' CONSTRAINT "owner: 1 to 254 bytes" CHECK (owner <> '' AND octet_length(owner) <= 254),
     enabled            boolean NOT NULL DEFAULT true,
-    task               text NOT NULL CHECK (task <> '' AND octet_length(task) <= 254),
-    grp                text NOT NULL DEFAULT 'default' CHECK (grp <> '' AND octet_length(grp) <= 254),
-    args               jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(args) = 'object'),
-    subject            text NOT NULL DEFAULT '' CHECK (octet_length(subject) <= 1000),
-    submitter          text NOT NULL DEFAULT '' CHECK (octet_length(submitter) <= 254),
+    task               text NOT NULL CONSTRAINT "task: 1 to 254 bytes" CHECK (task <> '' AND octet_length(task) <= 254),
+    grp                text NOT NULL DEFAULT 'default' CONSTRAINT "group: 1 to 254 bytes" CHECK (grp <> '' AND octet_length(grp) <= 254),
+    args               jsonb NOT NULL DEFAULT '{}' CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(args) = 'object'),
+    subject            text NOT NULL DEFAULT '' CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(subject) <= 1000),
+    submitter          text NOT NULL DEFAULT '' CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(submitter) <= 254),
     priority           joex_private.job_priority NOT NULL DEFAULT 'low',
-    queue              text NOT NULL DEFAULT 'default' CHECK (queue <> '' AND octet_length(queue) <= 254),
-    timer              text NOT NULL CHECK (timer <> '' AND octet_length(timer) <= 254),
-    zone               text NOT NULL DEFAULT 'UTC' CHECK (zone <> '' AND octet_length(zone) <= 64),
-    starting_deadline  interval CHECK (starting_deadline BETWEEN interval '0' AND interval '1000 years'),
+    queue              text NOT NULL DEFAULT 'default' CONSTRAINT "queue: 1 to 254 bytes" CHECK (queue <> '' AND octet_length(queue) <= 254),
+    timer              text NOT NULL CONSTRAINT "timer: 1 to 254 bytes" CHECK (timer <> '' AND octet_length(timer) <= 254),
+    zone               text NOT NULL DEFAULT 'UTC' CONSTRAINT "zone: 1 to 64 bytes" CHECK (zone <> '' AND octet_length(zone) <= 64),
+    starting_deadline  interval CONSTRAINT "starting_deadline: 0 to 1000 years"
+                       CHECK (starting_deadline BETWEEN interval '0' AND interval '1000 years'),
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- The owner writes the columns above, schedulers those below.

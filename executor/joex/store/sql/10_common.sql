@@ -96,6 +96,22 @@ BEGIN
     END IF;
 END $$;
 
+-- Refuse a name that no queue, group or client can have.
+CREATE OR REPLACE FUNCTION joex_private.check_name(p_field text, p_name text) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_name IS NULL OR octet_length(p_name) NOT BETWEEN 1 AND 254 THEN
+        RAISE EXCEPTION '%: expected 1 to 254 bytes; got %', p_field, left(quote_nullable(p_name), 300) USING ERRCODE = '22023';
+    END IF;
+END $$;
+
+-- Refuse a number of rows that LIMIT refuses, and NULL, by which it reads all.
+CREATE OR REPLACE FUNCTION joex_private.check_most(p_most integer) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_most IS NULL OR p_most < 0 THEN
+        RAISE EXCEPTION 'most: expected 0 or more; got %', coalesce(p_most::text, 'NULL') USING ERRCODE = '22023';
+    END IF;
+END $$;
+
 -- A text for people (an error, a message, a line of a log), cut to 100,000 characters, with a mark that says how many it had: each list,
 -- page and terminal that shows the job reads it as a whole. (core/text.py does the same. The planner inlines this function.)
 CREATE OR REPLACE FUNCTION joex_private.cut(p_text text) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$

@@ -126,6 +126,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_gen
 DECLARE
     v_lines integer;
 BEGIN
+    PERFORM joex_private.check_most(log.most);
     id := joex_private.visible('{payloads}', id);
     -- (The line of a success comes from the job's row. To write it, for thousands of runs a second, would cost as much as all their other
     -- lines.)
@@ -148,6 +149,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_gen
 DECLARE
     v_sees CONSTANT boolean := has_column_privilege(session_user, 'joex.jobs', 'error', 'SELECT');
 BEGIN
+    PERFORM joex_private.check_most(attempts.most);
     id := joex_private.visible('{view}', id);
     RETURN QUERY
         SELECT r.attempt, r.run ->> 'outcome', r.run ->> 'app_id', (r.run ->> 'started_at')::timestamptz, r.at,

@@ -37,14 +37,15 @@ END $$;
 CREATE OR REPLACE FUNCTION joex.set_priority(id uuid, priority text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
-    v_priority joex_private.job_priority := joex_private.priority_of(priority);
+    v_priority joex_private.job_priority;
     v_queue text;
     v_grp text;
 BEGIN
     id := joex_private.visible('{operate}', id);
-    IF priority IS NULL THEN
-        RAISE EXCEPTION 'priority: expected ''high'' or ''low''; got NULL' USING ERRCODE = '22004';
+    IF priority IS NULL OR lower(priority COLLATE "C") NOT IN ('high', 'low') THEN
+        RAISE EXCEPTION 'priority: expected ''high'' or ''low''; got %', left(quote_nullable(priority), 100) USING ERRCODE = '22023';
     END IF;
+    v_priority := joex_private.priority_of(priority);
     UPDATE joex_private.job j SET priority = v_priority, lane = CASE WHEN j.lane > 0 THEN joex_private.lane(v_priority) END
     WHERE j.id = id AND j.state = 'waiting' RETURNING j.queue, j.grp INTO v_queue, v_grp;
     IF NOT FOUND THEN
@@ -191,6 +192,7 @@ DECLARE
     v_id uuid;
     v_all bigint := 0;
 BEGIN
+    PERFORM joex_private.check_most(most);
     -- (Finished keyed jobs have an index of their own.)
     FOR v_id IN SELECT f.id FROM (
                     SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
@@ -232,6 +234,7 @@ BEGIN
     -- (A weight and a limit concern the other groups of the queue too.)
     PERFORM joex_private.must_be_allowed('{operate}', queue, CASE WHEN num_nonnulls(weight, max_running, max_waiting) = 0 THEN grp END);
     PERFORM joex_private.must_be_allowed('{operate}', queue, grp);
+    PERFORM joex_private.check_name('group', grp), joex_private.check_name('queue', queue);
     INSERT INTO joex_private.group_setting AS g (queue, grp, ring, weight, paused, max_running, max_waiting)
     VALUES (queue, grp, joex_private.ring(grp), coalesce(weight, 1), coalesce(paused, false), nullif(max_running, -1),
             nullif(max_waiting, -1))
@@ -253,6 +256,7 @@ CREATE OR REPLACE FUNCTION joex.set_queue(queue text, paused boolean) RETURNS vo
 #variable_conflict use_variable
 BEGIN
     PERFORM joex_private.must_be_allowed('{operate}', queue, NULL);
+    PERFORM joex_private.check_name('queue', queue);
     IF paused IS NULL THEN
         RAISE EXCEPTION 'paused: expected true or false; got NULL' USING ERRCODE = '22004';
     END IF;
@@ -288,6 +292,7 @@ CREATE OR REPLACE FUNCTION joex.delete_finished(
 DECLARE
     v_ids uuid[];
 BEGIN
+    PERFORM joex_private.check_most(delete_finished.most);
     SELECT array_agg(f.id), count(*), max(f.finished_at) INTO v_ids, jobs, upto FROM (
         SELECT j.id, j.finished_at FROM joex_private.job j
         WHERE j.key IS NULL AND j.finished_at >= since AND j.finished_at < before

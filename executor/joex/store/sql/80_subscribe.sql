@@ -13,7 +13,8 @@ CREATE OR REPLACE FUNCTION joex.subscribe(
 DECLARE
     v_until timestamptz;
 BEGIN
-    IF lasts <= interval '0' THEN
+    PERFORM joex_private.check_name('name', name);
+    IF lasts IS NULL OR lasts <= interval '0' THEN
         RAISE EXCEPTION 'lasts: expected more than zero; got %: to end a subscription, call joex.unsubscribe', lasts USING ERRCODE = '22023';
     END IF;
     -- (While somebody listens, all submissions and ends of all groups notify, which has its price.)
