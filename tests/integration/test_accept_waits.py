@@ -8,6 +8,7 @@ import pytest
 
 import joex
 from joex.errors import JoexError
+from joex.notifications.accept_waiters import _RENEW_EVERY
 from tests.support.waiting import eventually
 
 
@@ -97,6 +98,39 @@ async def test_who_takes_nothing_above_a_limit_does_not_keep_others_from_a_job(c
 async def test_a_job_that_becomes_due_wakes_who_waits(client, watched):
     await client.submit("mail.send", queue="mail", not_before="200ms")
     assert (await waiting(client)).type == "mail.send"
+
+
+@pytest.fixture
+async def asleep(connection):
+    """Wait until the connection of waiting workers has found nothing to do."""
+    polled = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle' AND query LIKE '%accept_state%'"
+
+    async def is_asleep() -> None:
+        async def found() -> bool:
+            return bool(await connection.fetchval(polled))
+
+        await eventually(found)
+
+    return is_asleep
+
+
+@pytest.mark.parametrize("delay", ["0s", "500ms"])
+async def test_a_queue_that_is_resumed_wakes_who_waits_when_its_jobs_are_due(client, asleep, delay):
+    await client.queues.set("mail", paused=True)
+    job_id = await client.submit("mail.send", queue="mail", not_before=delay)
+    worker = waiting(client)
+    await asleep()
+    await client.queues.set("mail", paused=False)
+    async with asyncio.timeout(_RENEW_EVERY / 2):
+        assert (await worker).id == job_id
+
+
+async def test_a_job_that_is_submitted_for_a_later_time_wakes_who_waits_when_it_is_due(client, asleep):
+    worker = waiting(client)
+    await asleep()
+    job_id = await client.submit("mail.send", queue="mail", not_before="500ms")
+    async with asyncio.timeout(_RENEW_EVERY / 2):
+        assert (await worker).id == job_id
 
 
 async def test_a_run_that_becomes_overdue_wakes_who_waits(client):

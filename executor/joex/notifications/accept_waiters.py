@@ -5,8 +5,9 @@ transactions is settled (`joex.core.recheck`); again when a job is due there, or
 case, because a notification can get lost. Notifications do not pass a pooler: there it polls every second.
 
 A notification is about one job, and wakes one worker: the one that has waited longest. A worker that gets a job wakes
-the next one. Workers with different priority limits wait in separate lines, because one that accepts nothing above its
-limit may leave a job that the others accept.
+the next one. The job may be due later, as those of a queue that has been resumed may be: so after a notification the
+connection reads again when the next one is due. Workers with different priority limits wait in separate lines, because
+one that accepts nothing above its limit may leave a job that the others accept.
 """
 
 from __future__ import annotations
@@ -118,11 +119,17 @@ class AcceptWaiters:
 
 @dataclass(slots=True)
 class _Queue:
-    """The state of a queue in which workers wait. ``recheck``: None if it is settled, or none is needed."""
+    """The state of a queue in which workers wait.
+
+    Attributes:
+        recheck: None if it is settled, or none is needed.
+        has_news: a notification has come since the last answer about when a job is due.
+    """
 
     recheck: Recheck | None
     poll_at: float
     renew_at: float
+    has_news: bool = False
 
 
 class _QueueWatch:
@@ -166,14 +173,17 @@ class _QueueWatch:
             recheck = await ask(announce(self._connection, watch))
             now = self._clock()
             queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
-        if self._clock() >= queue.poll_at:
+        is_due = self._clock() >= queue.poll_at
+        if is_due or queue.has_news:
+            queue.has_news = False
             next_due, oldest_xid = await ask(worker_runs.accept_state(self._connection, name))
-            self._waiters.wake(name)
             now = self._clock()
-            queue.poll_at = now + POLL_EVERY if is_pooled else queue.renew_at
+            if is_due:
+                self._waiters.wake(name)
+                queue.poll_at = now + POLL_EVERY if is_pooled else queue.renew_at
             if next_due is not None:
                 queue.poll_at = min(queue.poll_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
-            if queue.recheck is not None:
+            if is_due and queue.recheck is not None:
                 if queue.recheck.settles(oldest_xid, now):
                     queue.recheck = None
                 else:
@@ -185,3 +195,6 @@ class _QueueWatch:
         except NO_MESSAGE:
             return
         self._waiters.wake(queue)
+        if queue in self._waiters.waiting and (known := self._queues.get(queue)) is not None:
+            known.has_news = True
+            self._waiters.changed.set()
