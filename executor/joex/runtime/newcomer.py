@@ -66,8 +66,8 @@ class Newcomer:
 
         Returns the registration, and the time when this executor sent it; None if it was asked to drain first.
 
-        One that drains takes none, and this one starts beside it: that may take as long as a job, and whoever evicted
-        its pod wants a successor at once.
+        An executor that drains takes no jobs, so this one starts beside it: a drain may take as long as a job, and the
+        cluster that evicted the pod wants a successor at once.
 
         No executor registers under a retired app-id. This one waits then, too: the operator that retired the app-id is
         about to stop this process, and if the process exited by itself, it would only be restarted.

@@ -123,7 +123,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class PausedQueue:
-    """A queue that is paused, since when, and who has paused it; None: the caller may not know."""
+    """A queue that is paused, since when, and the role or token that has paused it; None: the caller may not know."""
 
     queue: str
     since: datetime
@@ -257,8 +257,8 @@ async def group_settings(
 async def paused_queues(connection: Connection, bounds: Bounds = EVERYTHING) -> list[PausedQueue]:
     """The queues that are paused, with jobs or without.
 
-    A bounded caller does not learn who has paused them. One that is bound to groups learns it only of queues in which
-    these have unfinished jobs, because the names of others are no concern of it.
+    A bounded caller does not learn which role or token has paused them. A caller that is bound to groups sees only
+    queues in which these have unfinished jobs, because the names of others are no concern of it.
     """
     with translated():
         rows = await connection.fetch(_PAUSED, bounds.queues, bounds.groups)

@@ -315,9 +315,9 @@ BEGIN
     PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex_private.has_runnable(n.name);
 END $$;
 
--- What an executor must know before it sleeps: the seconds until the next job of its queues is due (null: none has a time; who resumes a
--- queue wakes executors, so that a job of a paused one counts for nothing), and the oldest
--- open transaction id. When that has reached a joex.horizon, all transactions below the horizon have ended.
+-- What an executor must know before it sleeps: the seconds until the next job of its queues is due (null: none has a time; the jobs of a
+-- paused queue do not count, because joex.set_queue wakes executors when it resumes the queue), and the oldest open transaction id.
+-- When that has reached a joex.horizon, all transactions below the horizon have ended.
 CREATE OR REPLACE FUNCTION joex_private.sleep_state(p_queues text[])
 RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$

@@ -7,7 +7,7 @@
 --   no_executor (queue, draining): no executor serves its queue
 --   unknown_task (task, executors): no executor of its queue knows the task
 --   slots_busy (slots, executors): all slots of its queue's executors are busy
---   queue_paused (queue, since, by: who has paused it; null for bound roles): its queue is paused
+--   queue_paused (queue, since, by: the caller that has paused it; null for bound roles): its queue is paused
 --   group_paused (group, queue): its group is paused in its queue
 --   group_at_limit (group, limit, running): its group runs as many jobs as its limit allows
 --   queue_held (queue, session, role: null for bound roles): a session holds the lock by which takes from its queue exclude each other,
