@@ -24,6 +24,8 @@ STAYS = [
     for kind in ("not-ready", "unreachable")
 ]
 """Tolerations: the pod is not deleted when its node is silent, as in the first minutes on other clusters."""
+GOES = [{**one, "tolerationSeconds": 1} for one in STAYS]
+"""Tolerations: the pod is deleted a second after its node is found silent."""
 
 
 async def job(system: System, job_id: UUID) -> asyncpg.Record:
@@ -197,7 +199,7 @@ async def test_a_silent_node_that_reaches_the_database_goes_on_with_its_jobs(
     system: System, own_node: LocalNode
 ) -> None:
     system.operator()
-    await system.pool(template={"nodeSelector": own_node.pod_selector})
+    await system.pool(template={"nodeSelector": own_node.pod_selector, "tolerations": GOES})
     held = await system.submit("hold", flag="go")
     await system.effects.begun(held)
     pod = await system.pod_of("pool-0")
