@@ -61,7 +61,8 @@ async def until_says(operator: OperatorProcess, what: str) -> None:
 
 
 async def test_without_the_api_server_it_is_not_ready_and_says_why(system: System, local_cluster: LocalCluster) -> None:
-    leads, waits = system.operator("first"), system.operator("second")
+    times = {"leader_election._RENEW_EVERY": 1, "leader_election._ANSWER_WITHIN": 6}
+    leads, waits = (system.operator(name, times=times) for name in ("first", "second"))
     for operator in (leads, waits):
         await until_answers(operator, "/readyz", 200)
     local_cluster.control_plane.stop_api()
@@ -144,7 +145,8 @@ async def test_asked_to_end_it_gives_its_lease_up_and_leaves_the_executors_at_wo
     ],
 )
 async def test_a_wrong_setting_ends_it_with_one_line_that_names_it(system: System, setting: str, value: str) -> None:
-    operator = system.operator(**{setting: value})
+    settings: dict[str, Any] = {setting: value}
+    operator = system.operator(**settings)
     await eventually(lambda: not operator.is_alive)
     assert await operator.stop() == 2
     [line] = [line for line in operator.log.splitlines() if line]

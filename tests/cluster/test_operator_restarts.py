@@ -110,7 +110,7 @@ async def test_what_happened_while_no_operator_was_there_is_caught_up(system: Sy
 async def test_an_api_server_that_is_away_stops_no_work_and_everything_goes_on_after(
     system: System, local_cluster: LocalCluster
 ) -> None:
-    operator = system.operator()
+    operator = system.operator(times={"leader_election._RENEW_EVERY": 1, "leader_election._DEADLINE": 4})
     await system.pool()
     held = await system.submit("hold", flag="go")
     await system.effects.begun(held)

@@ -32,15 +32,17 @@ runs have six tenths of a second to end, or their executor exits. Other tests ha
 class Process:
     """A program that ends with the tests; ``python -m joex`` is forked with Joex loaded.
 
-    ``output``: a file descriptor for its output, instead of its log.
+    ``output``: a file descriptor for its output, instead of its log; ``joex``: the file that is forked in its place.
     """
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], output: int | None = None) -> None:
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], output: int | None = None, *, joex: str = "joex"
+    ) -> None:
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - open as long as the process
         output = self._log.fileno() if output is None else output
         if command[: len(_JOEX)] == _JOEX:
             self._process: Fork | subprocess.Popen = Fork(
-                "joex", command[len(_JOEX) :], environment=environment, folder=_ROOT, output=output
+                joex, command[len(_JOEX) :], environment=environment, folder=_ROOT, output=output
             )
         else:
             self._process = subprocess.Popen(

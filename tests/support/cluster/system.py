@@ -3,9 +3,10 @@
 Executors run the tasks of `tests.support.apps`, which come to their pods in a ConfigMap, and record their runs.
 """
 
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,13 +32,24 @@ POOLS = "joexpools.joex.dev"
 DEPLOYMENTS = "deployments.apps"
 POOL_LABEL = "joex.dev/pool"
 
+_QUICK = str(Path(__file__).parent / "quick_operator.py")
 _FILES = ("tests/support/__init__.py", "tests/support/apps.py", "tests/support/waiting.py")
 
 
 class OperatorProcess(Process):
-    """``joex operator`` as a process of this machine, as the cluster's administrator."""
+    """``joex operator`` as a process of this machine, as the cluster's administrator.
 
-    def __init__(self, kubeconfig: Path, namespace: str, name: str, settings: dict[str, Any]) -> None:
+    ``times``: other times than a user's operator has, in seconds, for `quick_operator.py`.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        namespace: str,
+        name: str,
+        settings: dict[str, Any],
+        times: Mapping[str, float] | None = None,
+    ) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("JOEX_", "KUBE"))}
         given = {
             "namespace": namespace,
@@ -52,7 +64,11 @@ class OperatorProcess(Process):
         environment |= {f"JOEX_OPERATOR_{name.upper()}": str(value) for name, value in given.items()}
         environment["KUBECONFIG"] = str(kubeconfig)
         self.name = name
-        super().__init__([sys.executable, "-m", "joex", "operator"], environment)
+        command = [sys.executable, "-m", "joex", "operator"]
+        if times:
+            super().__init__(command, {**environment, "JOEX_TEST_TIMES": json.dumps(times)}, joex=_QUICK)
+        else:
+            super().__init__(command, environment)
 
     @property
     def address(self) -> str:
@@ -113,9 +129,11 @@ class System:
         manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"url": url}}
         await self.api.apply(manifest, self.namespace)
 
-    def operator(self, name: str = "operator", **settings: Any) -> OperatorProcess:
-        """Start an operator."""
-        made = OperatorProcess(self.cluster.kubeconfig, self.namespace, name, settings)
+    def operator(
+        self, name: str = "operator", *, times: Mapping[str, float] | None = None, **settings: Any
+    ) -> OperatorProcess:
+        """Start an operator; ``times``: see `OperatorProcess`."""
+        made = OperatorProcess(self.cluster.kubeconfig, self.namespace, name, settings, times)
         self._operators.append(made)
         return made
 
