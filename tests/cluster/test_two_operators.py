@@ -11,6 +11,11 @@ from tests.support.cluster.namespaces import Namespaces
 from tests.support.cluster.system import DEPLOYMENTS, OperatorProcess, System
 from tests.support.waiting import eventually
 
+SHORT = {"leader_election._DURATION": 5, "leader_election._DEADLINE": 4, "leader_election._RENEW_EVERY": 1}
+"""A Lease whose end a test waits for; its holder writes into it how long it lasts."""
+OFTEN = {"namespace_claims._RENEW_EVERY": 6, "namespace_claims._LOOK_EVERY": 1}
+"""Claims that are renewed, and looked at, often enough for a test to wait for that."""
+
 
 async def until_leads(operator: OperatorProcess) -> None:
     await eventually(lambda: f"{operator.name} leads" in operator.log, why=f"{operator.name} leads")
@@ -49,7 +54,7 @@ async def test_the_next_one_takes_over_at_once_from_one_that_ends(system: System
 
 async def test_the_next_one_takes_over_from_one_that_is_killed_when_its_lease_is_over(system: System) -> None:
     await system.pool()
-    first = system.operator("first")
+    first = system.operator("first", times=SHORT)
     await until_leads(first)
     second = await waiting(system, "second")
     held = await system.submit("hold", flag="go")
@@ -64,7 +69,7 @@ async def test_the_next_one_takes_over_from_one_that_is_killed_when_its_lease_is
 
 async def test_a_leader_that_was_paused_steps_down_when_it_goes_on(system: System) -> None:
     await system.pool()
-    first = system.operator("first")
+    first = system.operator("first", times=SHORT)
     await until_leads(first)
     await does_work(system)
     second = await waiting(system, "second")
@@ -88,9 +93,14 @@ def release(system: System, lease_name: str) -> str:
     return f"{system.namespace}/{lease_name}"
 
 
+async def claim(system: System) -> Object:
+    """The claim of the namespace."""
+    lease: Object = await system.api.get("leases.coordination.k8s.io", "joex.dev", system.namespace)
+    return dict(lease["spec"])
+
+
 async def claimant(system: System) -> str:
-    lease = await system.api.get("leases.coordination.k8s.io", "joex.dev", system.namespace)
-    return str(lease["spec"]["holderIdentity"])
+    return str((await claim(system))["holderIdentity"])
 
 
 def images(deployments: Iterable[Object]) -> set[str]:
@@ -139,16 +149,20 @@ async def test_of_two_releases_one_acts_and_the_other_says_so_and_leaves_its_poo
 
 
 async def test_a_claim_that_moves_while_both_releases_run_does_no_harm(system: System) -> None:
-    one = system.operator("one", lease_name="one")
+    one = system.operator("one", lease_name="one", times=OFTEN)
     await system.pool()
     jobs = [await system.submit("hold", flag="go") for _ in range(5)]
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 3)
-    other = system.operator("other", lease_name="other")
+    other = system.operator("other", lease_name="other", times=OFTEN)
     await until_leaves_alone(system, other, release(system, "one"))
 
+    renewed = (await claim(system))["renewTime"]
+    await system.api.until(
+        "leases.coordination.k8s.io", "joex.dev", lambda found: found["spec"]["renewTime"] != renewed, system.namespace
+    )
     change = {"spec": {"holderIdentity": release(system, "other")}}
     await system.api.patch("leases.coordination.k8s.io", "joex.dev", change, system.namespace)
-    await system.effects.flag("go")  # both act until one has seen that it lost the claim
+    await system.effects.flag("go")  # both act for six seconds: then one sees that it lost the claim
     assert await system.effects.all_finished(jobs) == {"success": 5}
     await until_leaves_alone(system, one, release(system, "other"))
     await system.until_replicas()
