@@ -261,6 +261,40 @@ async def test_names_and_operators_of_a_caller_lead_nowhere(roles_of, connection
     await connection.execute("DROP SCHEMA trap CASCADE")
 
 
+# Each function of a bound role that compares a name which its caller gives, or passes it on to one that does.
+COMPARES = (
+    "joex.submit('a', grp => 'mine' COLLATE {})",
+    "joex.submit('a', grp => 'mine' COLLATE {}, once => '00000000-0000-0000-0000-000000000001')",
+    "joex.submit_many('{{a}}', grps => '{{mine}}'::text[] COLLATE {})",
+    r"joex_private.add('a', '\x026d696e652f3100', grp => 'mine' COLLATE {}, queue => 'mine')",
+    "joex.set_group('mine' COLLATE {}, 'mine', paused => false)",
+    "joex.set_queue('mine' COLLATE {}, false)",
+    "joex.put_periodic_task('p', 'a', 'daily', grp => 'mine' COLLATE {})",
+    "joex_private.accept('mine' COLLATE {})",
+    "joex_private.accept_state('mine' COLLATE {})",
+    "joex_private.watch_for_workers('me', 'mine' COLLATE {}, '1 minute')",
+    "joex.subscribe('me' COLLATE {}, '1 minute')",
+    "joex.wait_no_more('me' COLLATE {}, ARRAY(SELECT id FROM joex.jobs))",
+    "joex.unsubscribe('me' COLLATE {})",
+)
+
+
+async def test_a_collation_of_a_caller_makes_no_two_names_equal(roles_of, connection):
+    """With ICU, one of a role's own (RULES = '&mine = theirs') takes the groups of two tenants for one."""
+    of_groups = await roles_of("submit", "operate", "view", groups=["mine"])
+    of_queues = await roles_of("work", "operate", "submit", "view", queues=["mine"])
+    await of_groups.execute('CREATE COLLATION pg_temp.own FROM "C"')
+    await of_queues.execute('CREATE COLLATION pg_temp.own FROM "C"')
+    job_id = await connection.fetchval("SELECT joex.submit('a', queue => 'mine')")
+    await connection.execute("SELECT joex.subscribe('me', '1 minute'), joex.subscribe('other', '1 minute')")
+    await connection.execute("SELECT joex.wait_for('other', ARRAY[$1::uuid])", job_id)
+    for call in COMPARES:
+        session = of_groups if "grp" in call or "set_group" in call else of_queues
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="collation: expected one of pg_catalog"):
+            await session.execute(f"SELECT {call.format('pg_temp.own')}")
+        await session.execute(f"SELECT {call.format(chr(34) + 'C' + chr(34))}")
+
+
 # What a role that is bound to the group mine gets for a job of another group: the same as for one that does not exist.
 OF_A_JOB = {
     "joex.cancel($1)": "not_found",

@@ -108,6 +108,7 @@ CALLS = {
     "hears_events": None,  # set_scopes calls it
     "grants_changed": "joex_private.grants_changed(true)",
     "forget_dropped_roles": "joex_private.forget_dropped_roles()",
+    "exact": "joex_private.exact('a')",
     "may": "joex_private.may('{view}', 'default', 'a')",
     "must_be_allowed": "joex_private.must_be_allowed('{view}', 'default', 'a')",
     "visible": f"joex_private.visible('{{view}}', {NO_JOB})",

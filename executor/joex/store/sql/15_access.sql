@@ -77,9 +77,22 @@ BEGIN
                FROM pg_stat_get_activity(pg_backend_pid()) a, pg_roles r WHERE r.rolname = session_user);
 END $$;
 
+-- This text; or an error, if a caller has given it a collation that other roles may have made. A function compares its texts by the
+-- collation of its call, and one that a role makes for itself may take the names of two tenants for equal. (A name without a schema is
+-- one of pg_catalog, on the path of the functions of scopes.)
+CREATE OR REPLACE FUNCTION joex_private.exact(p_text text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF pg_collation_for(p_text) <> '"default"' AND cardinality(parse_ident(pg_collation_for(p_text))) > 1 THEN
+        RAISE EXCEPTION 'collation: expected one of pg_catalog, because others may take different names for equal; got %',
+            pg_collation_for(p_text) USING ERRCODE = '22023', HINT = 'Write COLLATE "default" after the argument.';
+    END IF;
+    RETURN p_text;
+END $$;
+
 -- Whether the role of this session may do what one of these scopes allows, in this queue and group (null: in all).
 CREATE OR REPLACE FUNCTION joex_private.may(p_scopes text[], p_queue text, p_grp text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
+    PERFORM joex_private.exact(p_queue);    -- (all texts of a call have one collation)
     RETURN NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
         SELECT FROM joex_private.bounds(p_scopes) b
         WHERE (b.groups IS NULL OR p_grp = ANY (b.groups)) AND (b.queues IS NULL OR p_queue = ANY (b.queues)));
@@ -279,7 +292,7 @@ CREATE OR REPLACE FUNCTION joex_private.secure(p_grants boolean DEFAULT true) RE
 DECLARE
     v_function record;
     v_relation record;
-    v_inner CONSTANT text[] := '{allowed, announce, announce_ends, announce_short, choose, count_turns, draw, free_ring, give_back_turns,
+    v_inner CONSTANT text[] := '{allowed, announce, announce_ends, announce_short, choose, count_turns, draw, exact, free_ring, give_back_turns,
         hand_out, has_runnable, hold_ring, in_turns, is_awaited, is_client, is_heard, may, must_be_allowed, must_be_own_id, must_see_the_latest,
         promote, promote_in_turn, publish_plan, refuse_without_key, room, send,
         must_be_accepted, must_have_room, one_each, take_in_turn, try_mutex, visible, wait_for_ring, wake}';

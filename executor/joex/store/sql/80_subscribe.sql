@@ -22,7 +22,7 @@ BEGIN
         RAISE EXCEPTION 'lasts: expected at most an hour; got %: renew the subscription before it ends', lasts USING ERRCODE = '22023';
     END IF;
     events := events AND joex_private.may('{view}', NULL, NULL);
-    SELECT s.until INTO v_until FROM joex_private.subscriber s WHERE s.name = name FOR UPDATE;
+    SELECT s.until INTO v_until FROM joex_private.subscriber s WHERE s.name = joex_private.exact(name) FOR UPDATE;
     -- (SKIP LOCKED: a transaction that stays open after it has renewed or deleted such a row would make all subscribers wait.)
     DELETE FROM joex_private.subscriber d WHERE d.ctid = ANY (ARRAY(
         SELECT s.ctid FROM joex_private.subscriber s WHERE s.until < clock_timestamp() - interval '1 hour' AND s.name <> name
@@ -42,7 +42,7 @@ END $$;
 
 -- End a subscription, and its waits.
 CREATE OR REPLACE FUNCTION joex.unsubscribe(name text) RETURNS void LANGUAGE sql VOLATILE AS $$
-    DELETE FROM joex_private.subscriber s WHERE s.name = unsubscribe.name $$;
+    DELETE FROM joex_private.subscriber s WHERE s.name = joex_private.exact(unsubscribe.name) $$;
 
 -- Add jobs to a subscription.
 CREATE OR REPLACE FUNCTION joex.wait_for(name text, ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
@@ -62,7 +62,7 @@ END $$;
 
 -- Remove jobs from a subscription.
 CREATE OR REPLACE FUNCTION joex.wait_no_more(name text, ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
-    DELETE FROM joex_private.subscription s WHERE s.subscriber = wait_no_more.name AND s.job_id = ANY (ids) $$;
+    DELETE FROM joex_private.subscription s WHERE s.subscriber = joex_private.exact(wait_no_more.name) AND s.job_id = ANY (ids) $$;
 
 -- A transaction id that is larger than that of each transaction that writes now. Call it in a transaction of its own: while
 -- `pg_snapshot_xmin(pg_current_snapshot())` is below it, one of those transactions is still open.
