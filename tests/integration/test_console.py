@@ -857,6 +857,25 @@ async def test_simulations_of_one_viewer_do_not_keep_those_of_another_waiting(
     assert "No job of the queue" in (await far.get("/simulate?hours=1", headers=cookie)).text
 
 
+async def test_the_calls_of_one_user_keep_no_connection_from_another(
+    browse: Open, client: Client, token: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("joex.console.sign_in.MOST_CALLS", 1)
+    app = create_console(client)
+    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW)}"}
+    async with app.state.console.simulation:
+        waiting = asyncio.create_task(far.get("/simulate?hours=1", headers=cookie))
+        await eventually(lambda: bool(app.state.console.simulating), why="it waits for its turn")
+        answer = await far.get("/", headers=cookie)
+        assert (answer.status_code, "1 calls of token-0" in answer.text) == (429, True)
+        assert int(answer.headers["retry-after"]) > 0
+        for path in ("/healthz", "/sign-in"):
+            assert (await far.get(path)).status_code == 200
+        assert (await browse(app=app).get("/")).status_code == 200
+    assert (await waiting).status_code == 200
+    assert (await far.get("/", headers=cookie)).status_code == 200
+
+
 async def test_a_simulation_ends_when_its_viewer_hangs_up(client: Client) -> None:
     app = create_console(client, Access(token=OWNERS))
     simulating = app.state.console.simulating

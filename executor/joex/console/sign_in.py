@@ -13,6 +13,7 @@ Origin.
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,8 @@ from joex.http.tokens import Tokens
 COOKIE = "joex-console"
 SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"
+MOST_CALLS = 200
+"""Calls of a user that are being served: a quarter of the connections (`joex.http.slow_callers`)."""
 _PUBLIC = ("/static/", "/healthz")
 _READING = frozenset({"GET", "HEAD"})
 _HEADERS = {
@@ -136,6 +139,7 @@ class SignIn:
         self._app = app
         self._callers = callers
         self._views = views
+        self._calls: Counter[str | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or answer why not."""
@@ -154,7 +158,17 @@ class SignIn:
             await send(message)
 
         answer = await self._refusal(scope)
-        await (answer or self._app)(scope, receive, send_with_headers)
+        caller: Caller | None = scope.get("state", {}).get(STATE)
+        name = None if caller is None else caller.name
+        if answer is None and name is not None and self._calls[name] >= MOST_CALLS:
+            detail = f"{MOST_CALLS} calls of {name} are being served: try again."
+            answer = self._views.error(scope, 429, detail, RETRY_AFTER)
+        self._calls[name] += 1
+        try:
+            await (answer or self._app)(scope, receive, send_with_headers)
+        finally:
+            self._calls[name] -= 1
+            self._calls += Counter()  # forgets those that have none
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """The answer to a call that is not served; None: it is, and its caller is in the state."""
