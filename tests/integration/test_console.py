@@ -133,6 +133,9 @@ async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, c
     assert (await proxy.get("/", headers=bob)).status_code == 200
     assert (await proxy.get("/", headers=[("X-Forwarded-User", "ann"), ("X-Forwarded-User", "bob")])).status_code == 403
     assert (await proxy.post("/group", headers=HERE | bob, data=pause)).status_code == 403
+    other_ann = httpx.Headers(HERE | {"X-Forwarded-User": "ann\xa0"}, encoding="latin-1")
+    assert (await proxy.post("/group", headers=other_ann, data=pause)).status_code == 403
+    assert (await proxy.get("/", headers={"X-Forwarded-User": "owner"})).status_code == 403
     assert await stats.group_settings(connection) == []
     assert (await proxy.post("/group", headers=HERE | ann, data=pause)).status_code == 303
     [act] = await audit.list_acts(connection, None, 10)

@@ -100,9 +100,12 @@ class Callers:
         if names := headers.getlist(self._who.user_header):
             if not self._is_proxy(scope):
                 return f"{self._who.user_header}: this address is not one of the proxies that sign users in."
-            if len(names) > 1 or not names[0].strip():
+            name = names[0].strip(" \t")  # (Other spaces may be a part of another user's name.)
+            if len(names) > 1 or not name:
                 return f"{self._who.user_header}: expected one user."
-            return self._who.user(names[0].strip())
+            if name == OWNER.name:
+                return f"{self._who.user_header}: {name!r} is the name of the caller with JOEX_API_TOKEN in the audit."
+            return self._who.user(name)
         if token := _token_of(headers):
             scope.setdefault("state", {})[ASK_AGAIN] = partial(self.with_token, token)
             return await self.with_token(token)
