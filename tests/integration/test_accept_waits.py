@@ -133,6 +133,18 @@ async def test_a_job_that_is_submitted_for_a_later_time_wakes_who_waits_when_it_
         assert (await worker).id == job_id
 
 
+async def test_a_job_that_is_submitted_between_two_waits_wakes_the_second_one_when_it_is_due(client, asleep):
+    elsewhere = waiting(client, "other")  # keeps the connection of the waits
+    worker = waiting(client)
+    await asleep()
+    await client.submit("mail.send", queue="mail")
+    await worker
+    job_id = await client.submit("mail.send", queue="mail", not_before="500ms")
+    async with asyncio.timeout(_RENEW_EVERY / 2):
+        assert (await waiting(client)).id == job_id
+    elsewhere.cancel()
+
+
 async def test_a_run_that_becomes_overdue_wakes_who_waits(client):
     await client.keyed.set_timeout("mail.send", activity="200ms")
     await client.submit("mail.send", queue="mail")

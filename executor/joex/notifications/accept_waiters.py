@@ -6,8 +6,9 @@ case, because a notification can get lost. Notifications do not pass a pooler: t
 
 A notification is about one job, and wakes one worker: the one that has waited longest. A worker that gets a job wakes
 the next one. The job may be due later, as those of a queue that has been resumed may be: so after a notification the
-connection reads again when the next one is due. Workers with different priority limits wait in separate lines, because
-one that accepts nothing above its limit may leave a job that the others accept.
+connection reads again when the next one is due, once for all notifications of a moment, because all waiting connections
+hear of each job. Workers with different priority limits wait in separate lines, because one that accepts nothing above
+its limit may leave a job that the others accept.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from joex.store.statement import Connection
 
 _LEASE = 60.0
 _RENEW_EVERY = 20.0
+_READ_WITHIN = 0.2
 _LOCKED_RETRY_IN = 0.2  # a due job is not taken while another transaction locks its row
 
 
@@ -123,13 +125,13 @@ class _Queue:
 
     Attributes:
         recheck: None if it is settled, or none is needed.
-        has_news: a notification has come since the last answer about when a job is due.
+        read_at: when to read when a job is due, because a notification has come.
     """
 
     recheck: Recheck | None
     poll_at: float
     renew_at: float
-    has_news: bool = False
+    read_at: float = math.inf
 
 
 class _QueueWatch:
@@ -158,8 +160,8 @@ class _QueueWatch:
                     await self._attend(name)
                 if waiting:
                     # (Skip queues where no worker waits any more: their times must not count.)
-                    polls = (queue.poll_at for name, queue in self._queues.items() if name in waiting)
-                    await self._listener.woken(min(polls, default=0.0))
+                    known = (queue for name, queue in self._queues.items() if name in waiting)
+                    await self._listener.woken(min((min(queue.poll_at, queue.read_at) for queue in known), default=0.0))
                 elif not await self._listener.woken(self._clock() + LINGER):
                     return
 
@@ -174,8 +176,8 @@ class _QueueWatch:
             now = self._clock()
             queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
         is_due = self._clock() >= queue.poll_at
-        if is_due or queue.has_news:
-            queue.has_news = False
+        if is_due or self._clock() >= queue.read_at:
+            queue.read_at = math.inf
             next_due, oldest_xid = await ask(worker_runs.accept_state(self._connection, name))
             now = self._clock()
             if is_due:
@@ -195,6 +197,7 @@ class _QueueWatch:
         except NO_MESSAGE:
             return
         self._waiters.wake(queue)
-        if queue in self._waiters.waiting and (known := self._queues.get(queue)) is not None:
-            known.has_news = True
-            self._waiters.changed.set()
+        if (known := self._queues.get(queue)) is not None and known.read_at == math.inf:
+            known.read_at = self._clock() + _READ_WITHIN
+            if queue in self._waiters.waiting:  # (else those who wait next read it)
+                self._waiters.changed.set()
