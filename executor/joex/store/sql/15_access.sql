@@ -92,8 +92,11 @@ END $$;
 -- Whether the role of this session may do what one of these scopes allows, in this queue and group (null: in all).
 CREATE OR REPLACE FUNCTION joex_private.may(p_scopes text[], p_queue text, p_grp text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
+    IF NOT (SELECT d.binds_roles FROM joex_private.this_database d) THEN
+        RETURN true;
+    END IF;
     PERFORM joex_private.exact(p_queue);    -- (all texts of a call have one collation)
-    RETURN NOT (SELECT d.binds_roles FROM joex_private.this_database d) OR EXISTS (
+    RETURN EXISTS (
         SELECT FROM joex_private.bounds(p_scopes) b
         WHERE (b.groups IS NULL OR p_grp = ANY (b.groups)) AND (b.queues IS NULL OR p_queue = ANY (b.queues)));
 END $$;
