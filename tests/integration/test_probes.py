@@ -1,5 +1,6 @@
 """The operator's HTTP interface."""
 
+import asyncio
 import shutil
 import ssl
 from pathlib import Path
@@ -8,10 +9,12 @@ import httpx
 import pytest
 
 from joex.errors import ConfigError
+from joex.http import slow_callers
 from joex.http.certificate import Certificate
 from joex_operator.cluster.probes import probes
 from joex_operator.metrics import OperatorMetrics
 from tests.support.cluster.pki import Authority
+from tests.support.waiting import eventually
 
 PAGES = ("/healthz", "/readyz", "/metrics")
 
@@ -62,3 +65,23 @@ async def test_a_port_that_is_in_use_is_told_by_the_name_of_the_setting() -> Non
         with pytest.raises(ConfigError, match=rf"^JOEX_OPERATOR_HTTP_ADDRESS: can't listen on {taken}: "):
             async with probes(taken, OperatorMetrics(), health=lambda: None, readiness=lambda: None):
                 pass
+
+
+async def test_callers_that_read_no_answer_and_send_more_requests_keep_no_probe_waiting(monkeypatch) -> None:
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    asked = 0
+
+    def health() -> str:
+        nonlocal asked
+        asked += 1
+        return "too much for the buffers of a connection" * 500_000
+
+    served = probes("127.0.0.1:0", OperatorMetrics(), health=health, readiness=lambda: None)
+    async with served as address, httpx.AsyncClient(base_url=address, trust_env=False) as http:
+        calls = [await asyncio.open_connection(*address.removeprefix("http://").split(":")) for _ in range(3)]
+        for _, writer in calls:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        await eventually(lambda: asked == 6, why="each second answer waits for the reader of the first")
+        assert (await http.get("/readyz")).status_code == 200
+        for _, writer in calls:
+            writer.close()

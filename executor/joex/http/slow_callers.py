@@ -125,11 +125,13 @@ class TimedProtocol(H11Protocol):
     def is_idle(self) -> bool:
         """Whether no request is being answered: its caller has sent half of one, or reads the last answer.
 
-        A call whose body is on the way is half of one until its caller is known: strangers keep no connection so.
+        Until its caller is known, a call counts as half of one while its body is on the way, and as answered while the
+        answer waits for its reader: strangers keep no connection so.
         """
         if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY):
             return True
-        return self.conn.their_state is h11.SEND_BODY and STATE not in self.scope.get("state", {})
+        waits_for_caller = self.conn.their_state is h11.SEND_BODY or self.flow.write_paused
+        return waits_for_caller and STATE not in self.scope.get("state", {})
 
     def has_said_all(self) -> bool:
         """Whether the connection is closing, and no answer waits for its caller to read it."""
