@@ -40,7 +40,6 @@ from joex_operator.decide.status import pool_status
 from joex_operator.metrics import OperatorMetrics
 
 _CREATIONS_AT_ONCE = 10
-_WATCH_POLLS = 4
 
 
 class PoolReconciler:
