@@ -891,6 +891,21 @@ async def test_a_simulation_ends_when_its_viewer_hangs_up(client: Client) -> Non
         await eventually(lambda: not simulating, why="it ends")
 
 
+async def test_a_viewer_may_load_the_page_again_while_its_simulation_runs(client: Client) -> None:
+    """A browser hangs up, and asks again at once: the console may hear both in either order."""
+    app = create_console(client, Access(token=OWNERS))
+    head = f"GET /simulate?hours=1 HTTP/1.1\r\nHost: x\r\nCookie: joex-console={OWNERS}\r\n\r\n"
+    async with served(app) as address, asyncio.timeout(PATIENCE):
+        async with app.state.console.simulation:
+            (_, first), (answer, again) = [await asyncio.open_connection(*address) for _ in range(2)]
+            first.write(head.encode())
+            await eventually(lambda: bool(app.state.console.simulating), why="it waits for its turn")
+            again.write(head.encode())
+            first.close()
+        assert b" 200 " in await answer.readline()
+        again.close()
+
+
 async def test_it_can_be_mounted_below_a_path_of_an_application(browse: Open, client: Client) -> None:
     outer = FastAPI()
     outer.mount("/joex", create_console(client, Access(token=OWNERS)))

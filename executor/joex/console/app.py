@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -52,7 +53,9 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
     )
     snapshots = Snapshots(client)
     bulk_acts = BulkActs(client, snapshots.expire)
-    app.state.console = Console(client, snapshots, pace, views, callers, bulk_acts, asyncio.Semaphore(1), set())
+    app.state.console = Console(
+        client, snapshots, pace, views, callers, bulk_acts, asyncio.Semaphore(1), WeakValueDictionary()
+    )
     app.state.closing = asyncio.Event()  # see joex.http.server.serve
     for router in ROUTERS:
         for route in router.routes:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 from urllib.parse import parse_qsl
+from weakref import WeakValueDictionary
 
 from fastapi import Depends, HTTPException, Query, Request, params, status
 from fastapi.responses import RedirectResponse
@@ -31,7 +32,7 @@ _MOST_FIELDS = 100
 class Console:
     """A console: what its routes share.
 
-    ``simulation``: held while one runs. ``simulating``: the callers whose simulations run, or wait for it.
+    ``simulation``: held while one runs. ``simulating``: by caller, held while its simulation runs, or waits for it.
     """
 
     client: Client
@@ -41,7 +42,7 @@ class Console:
     callers: Callers
     bulk_acts: BulkActs
     simulation: asyncio.Semaphore
-    simulating: set[str]
+    simulating: WeakValueDictionary[str, asyncio.Lock]
 
     async def snapshot(self, caller: Caller) -> Snapshot:
         """What this caller sees of the latest snapshot."""

@@ -34,6 +34,8 @@ routes = APIRouter()
 MOST_JOBS = 100_000
 """In a simulation."""
 _WITHIN = 60.0
+_ENDS_WITHIN = 1.0
+"""Seconds in which a simulation ends whose page is closed, or loaded again."""
 _MOST_GROUPS = 20
 _POOL = """\
 apiVersion: joex.dev/v1alpha1
@@ -98,14 +100,17 @@ async def simulate(console: TheConsole, caller: TheCaller, request: Request, wis
     if not entry_points(group="joex.commands", name="simulate"):
         problem = "The command joex simulate is not installed beside this console."
     elif "hours" in request.query_params:
-        if caller.name in console.simulating:
+        turn = console.simulating.setdefault(caller.name, asyncio.Lock())
+        try:
+            async with asyncio.timeout(_ENDS_WITHIN):
+                await turn.acquire()
+        except TimeoutError as error:
             detail = f"A simulation of {caller.name} goes on: wait until it has ended."
-            raise HTTPException(status.HTTP_409_CONFLICT, detail)
-        console.simulating.add(caller.name)
+            raise HTTPException(status.HTTP_409_CONFLICT, detail) from error
         try:
             done = await unless_disconnected(request, _simulated(console, wish))
         finally:
-            console.simulating.discard(caller.name)
+            turn.release()
         report, problem, jobs = done or (None, None, 0)  # nobody reads the answer
     return console.views.page(
         request, "simulate.html", wish=wish, report=report, problem=problem, jobs=jobs,
