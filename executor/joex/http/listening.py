@@ -42,5 +42,5 @@ def listen(
         return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
     except (OSError, UnicodeError) as error:
         in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        reason = "another program (another executor?) listens there" if in_use else " ".join(str(error).split())
+        reason = "another program listens there" if in_use else " ".join(str(error).split())
         raise ConfigError(f"{setting}: can't listen on {address}: {reason}; {mend}") from error

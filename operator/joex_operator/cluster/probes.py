@@ -80,7 +80,7 @@ async def probes(
     endpoints = {"/healthz": _probe(health), "/readyz": _probe(readiness), "/metrics": lambda: _page(metrics)}
     app = Starlette(routes=[Route(path, _without_parameters(answer)) for path, answer in endpoints.items()])
     app.state.closing = asyncio.Event()
-    with listen(address, "JOEX_OPERATOR_HTTP_ADDRESS", "set another port (0: any free one)") as listener:
+    with listen(address, "JOEX_OPERATOR_HTTP_ADDRESS") as listener:
         serving = asyncio.create_task(serve(app, listener, certificate), name="joex operator http")
         try:
             yield f"{'http' if certificate is None else 'https'}://{address_of(listener)}"
