@@ -51,10 +51,12 @@ async def test_executors_that_a_quota_refuses_for_minutes_are_no_capacity_until_
     assert len(refused) == 2
     for replica in refused:
         await has_been_refused_for_long(system, replica)
-    found = await system.until_reason("PodRefused", "ScalingLimited")
-    said = condition(found, "ScalingLimited", what="message")
-    assert "exceeded quota: narrow" in said
-    assert "(2 of 3 executors): no more are created before these have a pod" in said
+    await system.until_reason("PodRefused", "ScalingLimited")
+    found = await system.until_pool(
+        lambda pool: "(2 of 3 executors): no more are created before these have a pod" in _said(pool),
+        why="the pool says of how many, when the operator has seen both",
+    )
+    assert "exceeded quota: narrow" in _said(found)
 
     jobs.append(await system.submit("hold", flag="go"))
     await system.until_pool(lambda pool: pool["status"]["desiredReplicas"] == 4, why="the pool wants a fourth executor")
@@ -65,6 +67,10 @@ async def test_executors_that_a_quota_refuses_for_minutes_are_no_capacity_until_
     await system.until_reason("DesiredWithinRange", "ScalingLimited")
     await system.effects.flag("go")
     assert await system.effects.all_finished(jobs) == {"success": 4}
+
+
+def _said(pool: Object) -> str:
+    return condition(pool, "ScalingLimited", what="message")
 
 
 async def _without_pod(system: System) -> list[Object]:
