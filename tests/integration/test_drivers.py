@@ -474,8 +474,9 @@ def test_an_error_of_the_server_leaves_the_transaction_to_its_owner(url: str, ki
     client = joex.sync.Client(UNUSED)
     with SYNC[kind](url) as held:
         held.execute(INSERT)
-        with pytest.raises(joex.InvalidJob, match=r"^weight: "):
-            client.groups.set("acme", weight=1000, connection=held.connection)
+        client.groups.set("acme", max_waiting=0, connection=held.connection)
+        with pytest.raises(joex.GroupFull):
+            client.submit("a", group="acme", connection=held.connection)
         with pytest.raises(joex.JoexError, match="current transaction is aborted"):
             client.submit("a", connection=held.connection)
         held.rollback()
