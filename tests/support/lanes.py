@@ -48,7 +48,7 @@ from tests.support import reruns
 from tests.support.processes import die_with_parent
 from tests.support.reruns import Failure
 
-LANES = min(6, 3 * (os.cpu_count() or 1))
+LANES = min(5, 3 * (os.cpu_count() or 1))
 CLUSTERS = ("cluster 1", "cluster 2")
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "cluster")
 

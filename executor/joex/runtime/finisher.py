@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOCKED_RETRY_IN = 0.25
-_NOTES_WITHIN = 0.5
+_NOTES_WITHIN = 2.0  # seconds; a server that is just back answers many executors at once, and slowly
 _BATCH_BYTES = 1_000_000
 _LARGE = 250_000  # bytes; a larger end is written apart
 _ROW_BYTES = 500  # the overhead of an end
@@ -262,7 +262,7 @@ class Finisher:
     async def _flush_reports(self) -> None:
         """Write the log lines of the runs first: once the runs have ended, the database would refuse the lines.
 
-        But a log that can't be written keeps no job waiting: the finisher waits for a moment, and then goes on without
+        But a log that can't be written keeps no job waiting for long: the finisher waits once, and then goes on without
         the log until it has caught up.
         """
         if self._reports.is_empty:
