@@ -352,6 +352,9 @@ async def test_a_drain_finishes_what_runs_takes_nothing_more_and_leaves(
     async with executor_inside(app, database_url, pool_size=2) as inside:
         running = await client.submit("task")
         await inside.log.wait_for(RunStarted)
+        # (A take that is under way when the executor is asked to drain may still find a job.)
+        asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor WHERE id = $1"
+        await eventually(lambda: connection.fetchval(asleep, inside.executor.id), why="it has found no other job")
         inside.executor.drain()
         await eventually(lambda: not inside.executor.ready)
         waiting = await client.submit("task")

@@ -190,19 +190,12 @@ def _drain_on_signals(executor: Executor, settings: Settings) -> None:
             executor.stop()
 
     for number in _SIGNALS:
-        if sys.platform == "win32":  # its loops have no handlers of signals
-            signal.signal(number, lambda nr, _: loop.call_soon_threadsafe(on_signal, signal.Signals(nr).name))
-        else:
-            loop.add_signal_handler(number, on_signal, number.name)
+        # (Not by a handler of the loop: to remove that resets the signal to its default, which ends the process.)
+        signal.signal(number, lambda nr, _: loop.call_soon_threadsafe(on_signal, signal.Signals(nr).name))
 
 
 def _ignore_signals() -> None:
-    """Ignore further signals: the handlers end with the loop, some time before the process exits normally."""
-    if sys.platform != "win32":
-        loop = asyncio.get_running_loop()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+    """Ignore further signals: the loop ends some time before the process exits normally."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
 from joex.core.events import Emit, RunEnded, RunNotWritten, WorkerConflict
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict, written
-from joex.errors import JoexError
+from joex.errors import DatabaseUnavailable, JoexError
 from joex.runtime.bulk import TooSlow, moved
 from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.start_marks import StartMarks
@@ -227,7 +228,8 @@ class Finisher:
     async def _write_apart(self, end: End) -> None:
         """Write an end alone, with as much time as its size needs; if that fails for good, write a failure instead."""
         end.is_settled = False
-        await self._flush_reports()
+        with suppress(DatabaseUnavailable):
+            await self._flush_reports()
         while not end.is_settled:
             try:
                 await moved(self._bulk, end.size, lambda used: self._write_ends(used, [end]), self._trouble_apart)
@@ -264,6 +266,10 @@ class Finisher:
 
         But a log that can't be written keeps no job waiting for long: the finisher waits once, and then goes on without
         the log until it has caught up.
+
+        Raises:
+            DatabaseUnavailable: the database is away, and the ends wait too: if it came back just now, they would be
+                first.
         """
         if self._reports.is_empty:
             self._notes_lag = False

@@ -134,11 +134,23 @@ class JobLogWriter:
         """Whether all reports up to now are written within this time. A write that takes longer goes on.
 
         (To cancel it would write its lines twice, if the server is about to execute it.)
+
+        Raises:
+            DatabaseUnavailable: there was no connection in this time.
         """
-        self._flush = asyncio.ensure_future(self.flush())
-        self._flush.add_done_callback(lambda done: done.cancelled() or done.exception())  # (`run` reports the trouble)
-        await asyncio.wait({self._flush}, timeout=seconds)
-        return self._flush.done() and self._flush.exception() is None
+        for _ in range(2):  # (the first connection after an outage may be one from before it)
+            self._flush = asyncio.ensure_future(self.flush())
+            self._flush.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # (`run` reports the trouble)
+            await asyncio.wait({self._flush}, timeout=seconds)
+            if not self._flush.done():
+                break
+            if self._flush.exception() is None:
+                return True
+        if not self._is_sent:
+            raise DatabaseUnavailable("no connection came for the log lines")
+        return False
 
     @property
     def is_empty(self) -> bool:
