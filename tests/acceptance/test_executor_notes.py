@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -9,8 +11,11 @@ import pytest
 
 import joex
 from joex.core.events import LogLinesDropped, RunStarted
+from joex.errors import DatabaseUnavailable
 from joex.runtime import job_log_writer
+from joex.runtime.job_log_writer import JobLogWriter
 from joex.store import runs
+from joex.store.database import borrowed
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
@@ -182,6 +187,42 @@ async def test_a_line_that_takes_long_to_write_is_in_the_log_once(
             go_on.set()
             await inside.ended(job_id)
     assert [line.message for line in await client.log(job_id)] == ["first", "second", "succeeded"]
+
+
+async def test_a_run_has_not_ended_before_its_lines_are_written_though_the_database_came_back_between_the_two(
+    client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has waited for a job sees its whole log."""
+    asked, is_asking, flushed_within = 0, False, JobLogWriter.flushed_within
+
+    async def noted(writer: JobLogWriter, seconds: float) -> bool:
+        nonlocal asked, is_asking
+        asked, is_asking = asked + 1, True
+        try:
+            return await flushed_within(writer, seconds)
+        finally:
+            is_asking = False
+
+    @asynccontextmanager
+    async def from_the_pool(pool: asyncpg.Pool) -> AsyncIterator[Any]:
+        # The log has no connection before the finisher asks again; its ends could have had one.
+        if asked < 2 or not is_asking:
+            raise DatabaseUnavailable("the database is away")
+        async with borrowed(pool) as connection:
+            yield connection
+
+    monkeypatch.setattr(JobLogWriter, "flushed_within", noted)
+    monkeypatch.setattr(job_log_writer, "borrowed", from_the_pool)
+    app = joex.App()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        ctx.log.info("a line")
+
+    async with executor_inside(app, database_url) as inside:
+        job_id = await client.submit("task")
+        await inside.ended(job_id)
+        assert "a line" in [line.message for line in await client.log(job_id)]
 
 
 async def test_a_job_is_not_slowed_down_by_progress_while_its_row_is_locked(

@@ -262,7 +262,7 @@ class Finisher:
         self._emit(RunNotWritten(job.id, job.task, "start", str(error)))
 
     async def _flush_reports(self) -> None:
-        """Write the log lines of the runs first: once the runs have ended, the database would refuse the lines.
+        """Write the log lines of the runs first: a client that waits for a job then sees its whole log.
 
         But a log that can't be written keeps no job waiting for long: the finisher waits once, and then goes on without
         the log until it has caught up.
