@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from benchmarks.support import say
 from joex.store.database import connect
 from joex.store.embedded import EmbeddedServer
 
-_MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
+MEASUREMENTS: dict[str, Callable[..., Awaitable[list[Figure]]]] = {
     "take": take.measure,
     "fleet": fleet.measure,
     "submit": executor.measure_submit,
@@ -71,7 +72,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[System]]:
     """The arguments of a command line, and the peers that it names; exits with a line that says what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Joex.")
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"what to measure (default: all): {', '.join(_MEASUREMENTS)}"
+        "names", nargs="*", metavar="NAME", help=f"what to measure (default: all): {', '.join(MEASUREMENTS)}"
     )
     parser.add_argument("--quick", action="store_true", help="smaller sizes, for a first impression")
     parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"), metavar="FILE")
@@ -90,8 +91,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[System]]:
         peers = race.choose(given.peers)
     except ValueError as error:
         parser.error(str(error))
-    if unknown := [name for name in given.names if name not in _MEASUREMENTS]:
-        parser.error(f"there is no measurement {unknown[0]!r}; choose from: {', '.join(_MEASUREMENTS)}")
+    if unknown := [name for name in given.names if name not in MEASUREMENTS]:
+        parser.error(f"there is no measurement {unknown[0]!r}; choose from: {', '.join(MEASUREMENTS)}")
     return given, peers
 
 
@@ -119,7 +120,7 @@ def main() -> int:
 
 
 async def _measure(url: str, given: argparse.Namespace, peers: list[System]) -> tuple[list[Figure], dict[str, str]]:
-    names = given.names or list(_MEASUREMENTS)
+    names = given.names or list(MEASUREMENTS)
     connection = await connect(url)
     about = {
         **machine(),
@@ -136,7 +137,8 @@ async def _measure(url: str, given: argparse.Namespace, peers: list[System]) -> 
             chosen["minutes"] = given.minutes
         if name in _WITH_POOLS:
             chosen["pools"] = given.pools
-        figures += await _MEASUREMENTS[name](url, quick=given.quick, **chosen)
+        made = await MEASUREMENTS[name](url, quick=given.quick, **chosen)
+        figures += [replace(figure, measurement=name) for figure in made]
         await executor.pause()
     return figures, about
 

@@ -23,6 +23,7 @@ from benchmarks.report import Figure, advantages, one_by_one, side_by_side
 from benchmarks.storm.figures import OVER_TIME, STORM
 
 _TEXT = Path(__file__).parent.parent / "docs" / "why" / "benchmarks.md"
+_ABOUT_ALONE = ("measured", "sizes", "cpus", "processor", "memory", "load", "python", "postgresql")
 _ABOUT_RACE = ("cpus", "processor", "memory", "load", "system", "postgresql", "python", "measured", "sizes")
 
 
@@ -39,11 +40,13 @@ def write(figures: Sequence[Figure], about: dict[str, str], folder: Path) -> Pat
 
 def _parts(figures: Sequence[Figure], about: dict[str, str]) -> dict[str, str]:
     """The parts of the page that show these figures, by name."""
-    alone, race, ratios = one_by_one(figures), side_by_side(figures), advantages(figures)
+    race, ratios = side_by_side(figures), advantages(figures)
     race_about = {name: value for name, value in about.items() if name in {*_ABOUT_RACE, JOEX.name, *PEERS}}
     made = {"settings": _settings()}
-    if len(alone) > 1:
-        made["joex"] = _markdown(alone)
+    for name in dict.fromkeys(figure.measurement for figure in figures):
+        alone = one_by_one([figure for figure in figures if figure.measurement == name])
+        if len(alone) > 1:
+            made[f"joex {name}"] = f"{_on_one_line(about)}\n\n{_markdown(alone)}"
     if race:
         made |= {"machine": _listed(race_about), "race": _several(race), "ratios": _several(ratios)}
     if any(figure.table == FLEET for figure in figures):
@@ -88,6 +91,10 @@ def _several(tables: Sequence[Sequence[Sequence[str]]]) -> str:
 
 def _listed(about: dict[str, str]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in about.items())
+
+
+def _on_one_line(about: dict[str, str]) -> str:
+    return ", ".join(f"{name} {about[name]}" for name in _ABOUT_ALONE if name in about)
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -30,6 +30,7 @@ class Figure:
         met: whether it reaches that.
         system: the measured system, if several race; or the fleet.
         table: of which part of the results it is: empty, or a name.
+        measurement: which one made it: a name that ``python -m benchmarks`` takes.
         worst: of a median.
         unfinished: the benchmark gave up after this value.
         documented: where a value comes from that was not measured; empty: it was.
@@ -42,6 +43,7 @@ class Figure:
     met: bool | None = None
     system: str = ""
     table: str = ""
+    measurement: str = ""
     worst: float | None = None
     unfinished: bool = False
     documented: str = ""

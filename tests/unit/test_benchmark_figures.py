@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import page, report
+from benchmarks.__main__ import MEASUREMENTS
 from benchmarks.peers import race
 from benchmarks.peers.drive import Line, RaceError
 from benchmarks.peers.figures import Run, all_backlogged
@@ -73,12 +74,16 @@ def test_systems_stand_side_by_side_and_against_joex():
     ]
 
 
-def test_the_page_has_what_was_measured_and_keeps_the_rest(tmp_path):
-    before = page.write([Figure("take", 1.5, "ms", "below 2", met=True)], {"cpus": "2"}, tmp_path)
-    text = before.read_text()
-    assert "<!-- begin joex -->\n| what | value | unit | aim |  |\n" in text
-    assert "| take | 1.5 | ms | below 2 | met |" in text
-    assert "## What the figures don't say" in text
+def test_the_page_has_what_was_measured_and_keeps_the_rest(monkeypatch, tmp_path):
+    measured = [Figure(name, 1.5, "ms", "below 2", met=True, measurement=name) for name in (*MEASUREMENTS, "take")]
+    every = page.write(measured, {"cpus": "2"}, tmp_path).read_text()
+    for name in MEASUREMENTS:
+        assert f"<!-- begin joex {name} -->\ncpus 2\n\n| what | value | unit | aim |  |\n" in every
+    monkeypatch.setattr(page, "_TEXT", tmp_path / "benchmarks.md")
+    later = page.write([replace(measured[0], value=1.25)], {"cpus": "4"}, tmp_path).read_text()
+    assert "<!-- begin joex take -->\ncpus 4\n\n" in later
+    assert "\n| take | 1.25 | ms | below 2 | met |\n<!-- end joex take -->" in later
+    assert later.count("| 1.5 |") == every.count("| 1.5 |") - 2  # of the others nothing has changed
 
 
 def test_the_page_of_a_race_has_its_tables_and_plots(tmp_path):
@@ -123,8 +128,8 @@ async def test_a_peer_that_fails_is_told_of_and_left_out():
 def test_a_page_without_a_place_for_the_figures_is_told_of(monkeypatch, tmp_path):
     (tmp_path / "text.md").write_text("<!-- begin settings -->\n<!-- end settings -->\n")
     monkeypatch.setattr(page, "_TEXT", tmp_path / "text.md")
-    with pytest.raises(ValueError, match="expected <!-- begin joex --> and <!-- end joex --> once; found 0"):
-        page.write([Figure("take", 1.5, "ms")], {}, tmp_path)
+    with pytest.raises(ValueError, match="expected <!-- begin joex take --> and <!-- end joex take --> once; found 0"):
+        page.write([Figure("take", 1.5, "ms", measurement="take")], {}, tmp_path)
 
 
 def _lost_workers():
