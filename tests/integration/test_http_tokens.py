@@ -17,9 +17,8 @@ from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import RunningJob
-from joex.http import api as of_api
 from joex.http import visible
-from joex.http.api import create_api
+from joex.http.api import create_api, together
 from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, needs, needs_of
 from joex.http.tokens import KEPT_FOR, Tokens
@@ -143,7 +142,7 @@ async def test_each_scope_opens_a_route_and_no_route_is_open_that_is_not_public(
 
 
 @pytest.mark.parametrize("declared", [[], [needs(Scope.VIEW), needs()]])
-async def test_a_route_that_declares_no_scope_or_two_is_not_served(client, face, monkeypatch, declared):
+def test_a_route_that_declares_no_scope_or_two_is_not_served(declared):
     router = APIRouter()
 
     @router.get("/forgotten", dependencies=declared)
@@ -151,20 +150,18 @@ async def test_a_route_that_declares_no_scope_or_two_is_not_served(client, face,
 
     with pytest.raises(RuntimeError, match="/forgotten must declare its scopes"):
         needs_of(router.routes[0])
-    monkeypatch.setattr(of_api, "_ROUTERS", (router,))
     with pytest.raises(RuntimeError, match="/forgotten must declare its scopes"):
-        create_api(Settings(), client, face, lambda: (b"", "text/plain"))
+        together([router])
 
 
-async def test_a_route_of_a_class_that_does_not_judge_is_not_served(client, face, monkeypatch):
+def test_a_route_of_a_class_that_does_not_judge_is_not_served():
     router = APIRouter()
 
     @router.get("/forgotten", dependencies=[needs(Scope.VIEW)])
     async def forgotten() -> None: ...
 
-    monkeypatch.setattr(of_api, "_ROUTERS", (router,))
     with pytest.raises(RuntimeError, match="/forgotten must be of the class Route"):
-        create_api(Settings(), client, face, lambda: (b"", "text/plain"))
+        together([router])
 
 
 async def test_a_call_without_the_scope_is_refused_before_its_body_is_read(http_as):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakValueDictionary
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -31,6 +31,24 @@ ROUTERS = (
 )  # fmt: skip
 
 
+def _together() -> APIRouter:
+    made = APIRouter()
+    for router in ROUTERS:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                _check_needs(route)
+        made.include_router(router)
+    return made
+
+
+def _check_needs(route: APIRoute) -> None:
+    if sum(isinstance(one.dependency, Needs) for one in route.dependencies) != 1:
+        raise RuntimeError(f"the route {route.path} must declare its scope, once: dependencies=[needs(...)]")
+
+
+_ALL = _together()
+
+
 def create_console(client: Client, access: Access | None = None) -> FastAPI:
     """The console, as an ASGI application, which you can also mount in your own.
 
@@ -50,6 +68,7 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
         middleware=[Middleware(SignIn, callers=callers, views=views)],
+        routes=[*_ALL.routes],
     )
     snapshots = Snapshots(client)
     bulk_acts = BulkActs(client, snapshots.expire)
@@ -57,19 +76,9 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
         client, snapshots, pace, views, callers, bulk_acts, asyncio.Semaphore(1), WeakValueDictionary()
     )
     app.state.closing = asyncio.Event()  # see joex.http.server.serve
-    for router in ROUTERS:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                _check_needs(route)
-        app.include_router(router)
     app.mount("/static", StaticFiles(packages=[("joex.console", "static")]))
     _add_handlers(app, views)
     return app
-
-
-def _check_needs(route: APIRoute) -> None:
-    if sum(isinstance(one.dependency, Needs) for one in route.dependencies) != 1:
-        raise RuntimeError(f"the route {route.path} must declare its scope, once: dependencies=[needs(...)]")
 
 
 def _add_handlers(app: FastAPI, views: Views) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -40,6 +40,33 @@ every caller. A refused call answers with `{"detail": "why"}`.
 _ROUTERS = (of_executor.routes, jobs.routes, keyed.routes, workers.routes, queues.routes, periodic.routes)
 
 
+def together(routers: Sequence[APIRouter]) -> APIRouter:
+    """Join routers, once: FastAPI prepares their routes at the first call, which takes it a tenth of a second.
+
+    Raises:
+        RuntimeError: a route does not say who may call it, or does not judge.
+    """
+    made = APIRouter(
+        dependencies=[Depends(refuse_unknown_parameters), BEARER],
+        responses=problems(400, 401, 403, 503),
+        generate_unique_id_function=lambda route: route.name,  # the name of the function in generated clients
+    )
+    for router in routers:
+        for route in _routes_of(router):
+            needs_of(route)
+            if type(route) is not Route:
+                raise RuntimeError(f"the route {route.path} must be of the class Route, which judges who may call it")
+        made.include_router(router)
+    return made
+
+
+def _routes_of(router: APIRouter) -> list[APIRoute]:
+    return [route for route in router.routes if isinstance(route, APIRoute)]
+
+
+_ALL = together(_ROUTERS)
+
+
 def create_api(
     settings: Settings, client: Client, executor: ExecutorProtocol, metrics: Callable[[], tuple[bytes, str]]
 ) -> FastAPI:
@@ -58,9 +85,7 @@ def create_api(
         docs_url=None,  # FastAPI's pages run scripts of a CDN in the origin of this interface
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,  # the name of the function in generated clients
-        dependencies=[Depends(refuse_unknown_parameters), BEARER],
-        responses=problems(400, 401, 403, 503),
+        routes=[*_ALL.routes],
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
     api.state.reports = asyncio.Semaphore(2)  # see joex.http.dependencies.TheReports
@@ -72,20 +97,10 @@ def create_api(
         retry_delay=settings.retry_delay,
         retry_jitter=settings.retry_jitter,
     )
-    for router in _ROUTERS:
-        for route in _routes_of(router):
-            needs_of(route)  # which raises an error: no route is served that does not say who may call it
-            if type(route) is not Route:
-                raise RuntimeError(f"the route {route.path} must be of the class Route, which judges who may call it")
-        api.include_router(router)
     add_handlers(api)
     token = settings.api_token.get_secret_value() if settings.api_token else None
     api.add_middleware(AuthMiddleware, token=token, tokens=Tokens(client), largest_body=LARGEST_BODY)
     return api
-
-
-def _routes_of(router: APIRouter) -> list[APIRoute]:
-    return [route for route in router.routes if isinstance(route, APIRoute)]
 
 
 class _Api(FastAPI):
