@@ -20,6 +20,7 @@ from joex import Client
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.event_loop import new_event_loop
 from joex.http import slow_callers, tls
+from joex.http.caller import OWNER, STATE
 from joex.http.certificate import Certificate, certificate_of
 from joex.http.listening import listen
 from joex.http.server import serve
@@ -29,7 +30,7 @@ from tests.support.cluster.pki import Authority
 from tests.support.cluster.pki import Certificate as Files
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.tls import tls_in_front_of
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 
 SOON = PATIENCE / 2
 """Seconds: longer than any limit that a test sets, and shorter than those that it does not."""
@@ -57,7 +58,12 @@ def replace(files: Files, by: Files) -> None:
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """An application that tells its scheme; but for a body that is declared too large, which it does not read."""
+    """An application that tells its scheme; but for a body that is declared too large, which it does not read.
+
+    It knows the callers of /known.
+    """
+    if scope["path"] == "/known":
+        scope["state"][STATE] = OWNER
     is_large = any(name == b"content-length" and int(value) > 1000 for name, value in scope["headers"])
     body = (
         b"too large" if is_large else scope["scheme"].encode() + b" " * (0 if scope["path"] == "/short" else 20_000_000)
@@ -77,8 +83,11 @@ class Application:
 
 
 @asynccontextmanager
-async def served(files: Files) -> AsyncIterator[int]:
-    """A server with these files, in a loop as executors have it, whose TLS is another one; yields its port."""
+async def served(files: Files, *, unsent: int | None = None) -> AsyncIterator[int]:
+    """A server with these files, in a loop as executors have it, whose TLS is another one; yields its port.
+
+    ``unsent``: the bytes that the system takes of an answer that its caller does not read.
+    """
     certificate = Certificate(str(files.certificate), str(files.key), "JOEX_HTTP_TLS_CERTIFICATE")
     stop = threading.Event()
 
@@ -93,6 +102,8 @@ async def served(files: Files) -> AsyncIterator[int]:
             runner.run(serve_until_stopped())
 
     with listen("127.0.0.1:0") as listener:
+        if unsent is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)
         running = asyncio.create_task(asyncio.to_thread(run))
         try:
             yield listener.getsockname()[1]
@@ -197,6 +208,31 @@ async def test_a_caller_that_does_not_read_its_answer_is_disconnected(authority,
         writer.transport.abort()  # what the system has taken of the answer stays unread
         with suppress(OSError):
             await reader.read()
+
+
+async def test_callers_that_read_no_answer_keep_no_other_waiting(authority, files, monkeypatch):
+    """Nor do those whose token is valid: they don't count as calls any more, and nothing else limits their number."""
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    unread: list[slow_callers.TimedProtocol] = []
+    pause = slow_callers.TimedProtocol.pause_writing
+
+    def pause_writing(self: slow_callers.TimedProtocol) -> None:
+        pause(self)
+        unread.append(self)
+
+    async with served(files, unsent=4096) as port, AsyncExitStack() as stack:
+        monkeypatch.setattr(slow_callers.TimedProtocol, "pause_writing", pause_writing)
+        for nr in range(3):
+            slow = await asyncio.open_connection("localhost", port, ssl=trusting(authority))
+            stack.callback(lambda streams: streams[1].transport.abort(), slow)
+            writer = slow[1]
+            writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
+            writer.write(b"GET /known HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await eventually(lambda most=nr: len({one for one in unread if one.flow.write_paused}) > most)
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=trusting(authority))
+        stack.callback(writer.close)
+        writer.write(b"GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert await asyncio.wait_for(reader.readline(), PATIENCE) == b"HTTP/1.1 200 OK\r\n"
 
 
 async def test_a_caller_that_reads_steadily_gets_a_large_answer_whole(authority, files, monkeypatch):

@@ -89,6 +89,7 @@ class TimedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """Start the limit of the reader: a part of the answer waits for it."""
         super().pause_writing()
+        self.idle_since = self.loop.time()
         self._start_read_limit()
 
     def resume_writing(self) -> None:
@@ -123,15 +124,14 @@ class TimedProtocol(H11Protocol):
         return cast("_Transport", self.transport)
 
     def is_idle(self) -> bool:
-        """Whether no request is being answered: its caller has sent half of one, or reads the last answer.
+        """Whether no request is being answered: its caller has sent half of one, or has an answer to read.
 
-        Until its caller is known, a call counts as half of one while its body is on the way, and as answered while the
-        answer waits for its reader: strangers keep no connection so.
+        Until its caller is known, a call counts as half of one while its body is on the way: strangers keep no
+        connection so.
         """
-        if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY):
+        if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY) or self.flow.write_paused:
             return True
-        waits_for_caller = self.conn.their_state is h11.SEND_BODY or self.flow.write_paused
-        return waits_for_caller and STATE not in self.scope.get("state", {})
+        return self.conn.their_state is h11.SEND_BODY and STATE not in self.scope.get("state", {})
 
     def has_said_all(self) -> bool:
         """Whether the connection is closing, and no answer waits for its caller to read it."""
