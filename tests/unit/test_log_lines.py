@@ -164,3 +164,21 @@ def test_what_libraries_log_comes_out_in_the_same_form():
     told, error = map(json.loads, stream.getvalue().splitlines())
     assert (told["event"], told["level"], told["logger"]) == ("1 of 2", "info", "library")
     assert "ValueError: invalid literal" in error["exception"]
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_what_tasks_log_and_raise_steers_no_terminal():
+    """Submitters choose the arguments that tasks name there."""
+    stream = io.StringIO()
+    capture_logging(Settings(log_format="console"), stream)
+    logging.getLogger("shop").info("order of %s,\n%s", "\x1b[31mred", "\N{RIGHT-TO-LEFT OVERRIDE}eht")
+    try:
+        int("\x1b[2J\n")
+    except ValueError as error:
+        error.add_note("\x1b[31mred")
+        logging.getLogger("shop").exception("oh")
+    said = stream.getvalue()
+    assert "order of \\x1b[31mred,\n\\u202eeht" in said
+    assert "Traceback (most recent call last):\n" in said
+    assert said.endswith("\n\\x1b[31mred\n")
+    assert all(line.isprintable() for line in said.split("\n"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from joex.core.duration import format_duration, span
+from joex.core.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,15 +88,6 @@ def shown(cell: object) -> str:
     if isinstance(cell, list | tuple):
         return ",".join(shown(part) for part in cell)
     return " ".join(printable(str(cell)).split("\n"))
-
-
-def printable(text: str) -> str:
-    r"""Show control characters as escapes, except tabs and line ends.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def iso(moment: datetime) -> str:

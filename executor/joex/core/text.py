@@ -15,3 +15,12 @@ def cut(text: str, longest: int = LONGEST_TEXT) -> str:
     'xx… (cut, 9,000,000 characters)'
     """
     return text if len(text) <= longest else f"{text[: longest - _MARK]}… (cut, {len(text):,} characters)"
+
+
+def printable(text: str) -> str:
+    r"""Show control characters as escapes, except tabs and line ends.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -10,11 +10,12 @@ from typing import Any, Protocol, TextIO
 from uuid import UUID
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 from joex.config import Settings
 from joex.core import events
 from joex.core.job import State
+from joex.core.text import printable
 
 # The message of each event, beside its own fields.
 _LINES: dict[type[events.Event], tuple[str, str]] = {
@@ -178,13 +179,20 @@ def _render(settings: LogSettings, stream: TextIO) -> list[Processor]:
     if settings.log_format == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     return [
+        structlog.processors.format_exc_info,
+        _disarm,
         structlog.dev.ConsoleRenderer(
             colors=stream.isatty(),
             sort_keys=False,
             exception_formatter=structlog.dev.plain_traceback,
-            repr_native_str=True,  # names come from submitters: they must not steer the terminal
-        )
+            repr_native_str=True,
+        ),
     ]
+
+
+def _disarm(_: Any, __: str, line: EventDict) -> EventDict:
+    """Names, and what tasks log and raise, come from submitters: they must not steer the terminal."""
+    return {**line, **{name: printable(str(line[name])) for name in ("event", "exception") if name in line}}
 
 
 def _details(event: events.Event) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from joex.cli.output import print_json_line, printable, say
+from joex.cli.output import print_json_line, say
+from joex.core.text import printable
 from joex_operator.decide.events import Event
 
 _BROKEN = (OSError, ValueError)
