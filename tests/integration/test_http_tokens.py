@@ -624,6 +624,21 @@ async def test_a_bound_token_can_not_tell_the_job_of_another_from_one_that_does_
         assert await connection.fetch("SELECT j::text FROM joex_private.job j ORDER BY id") == before
 
 
+async def test_a_bound_token_has_the_same_read_for_a_keyed_job_of_another_as_for_none(http_as, client):
+    """Another statement, or a large payload that is read and then not shown, would tell by the time that it takes."""
+    await client.keyed.add("t", "globex/one", {"data": {"text": SECRET}}, group="globex")
+    asked: list[Any] = []
+    async with client.using() as connection:
+        connection.add_query_logger(asked.append)
+    async with http_as("view", "payloads", groups=["acme"]) as http:
+        said = []
+        for name in ("globex/one", "globex/two"):
+            asked.clear()
+            assert (await http.post("/api/v1/keyed/get", json={"type": "t", "id": name})).status_code == 404
+            said.append([one.query for one in asked if re.search(r"joex_private\.(find|job)\b", one.query)])
+    assert said[0] == said[1] != []
+
+
 @bounded
 async def test_a_bound_token_does_everything_with_what_lies_inside(http_as, client, face, bounds, outside):
     own = await jobs_in(client, face, "mails", "acme")

@@ -157,8 +157,8 @@ async def _find(client: Client, caller: Caller, body: JobNameBody, *, payloads: 
     async with client.using() as connection:
         if uuid is None:
             uuid = await keyed.find(connection, name_of("type", body.type), pack("id", body.id))
-        row = None if uuid is None else await keyed.get(connection, uuid, payloads=payloads)
-    return row if row is not None and caller.bounds.holds(row.queue, row.group) else None
+        # (Also where there is none: a bound caller must not tell it by the time from a job that it may not reach.)
+        return await keyed.get(connection, uuid, payloads=payloads, bounds=caller.bounds)
 
 
 @routes.post(

@@ -56,8 +56,13 @@ _AS_TEXT = {"type": "task", "group": "grp", "state": "state::text"}
 COLUMNS = columns(KeyedRow, **_AS_TEXT, **_PAYLOADS)
 """What a statement selects for `row_of`."""
 _HEADS = columns(KeyedRow, _PAYLOADS, **_AS_TEXT)
-_GET = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - put together of constants
-_GET_HEAD = statement(f"SELECT {_HEADS} FROM joex_private.job WHERE id = $1::uuid")  # noqa: S608 - likewise
+_GET, _GET_HEAD = (
+    statement(
+        f"SELECT {fields} FROM joex_private.job WHERE id = $1::uuid"  # noqa: S608 - put together of constants
+        " AND ($2::text[] IS NULL OR queue = ANY ($2)) AND ($3::text[] IS NULL OR grp = ANY ($3))"
+    )
+    for fields in (COLUMNS, _HEADS)
+)
 _FIND_MANY = statement("""
     SELECT joex_private.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
 """)
@@ -158,10 +163,12 @@ async def resubmit(connection: Connection, job_id: UUID) -> str:
         return str(await connection.fetchval(_RESUBMIT, job_id))
 
 
-async def get(connection: Connection, job_id: UUID, *, payloads: bool = True) -> KeyedRow | None:
+async def get(
+    connection: Connection, job_id: UUID | None, *, payloads: bool = True, bounds: Bounds = EVERYTHING
+) -> KeyedRow | None:
     """A job, or None. Without ``payloads`` these are not read: ``data`` is None, and ``opts`` empty."""
     with translated():
-        row = await connection.fetchrow(_GET if payloads else _GET_HEAD, job_id)
+        row = await connection.fetchrow(_GET if payloads else _GET_HEAD, job_id, bounds.queues, bounds.groups)
     return None if row is None else row_of(row)
 
 
