@@ -17,14 +17,14 @@ from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import RunningJob
-from joex.http import visible
+from joex.http import route, visible
 from joex.http.api import create_api, together
 from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, needs, needs_of
 from joex.http.tokens import KEPT_FOR, Tokens
 from joex.store import audit, runs, tokens
 from tests.support.asgi import transport
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 OWNERS = "0123456789abcdef"
 ELSEWHERE = "http://joex.example.org"
@@ -622,6 +622,21 @@ async def test_a_bound_token_can_not_tell_the_job_of_another_from_one_that_does_
     assert len(walked) > 15
     async with client.using() as connection:
         assert await connection.fetch("SELECT j::text FROM joex_private.job j ORDER BY id") == before
+
+
+async def test_the_calls_of_one_tenant_leave_places_to_the_others(http_as, owner, client, monkeypatch):
+    monkeypatch.setattr(route, "MOST_OF_TENANT", 1)
+    wait = {"type": "mails", "wait": "60s"}
+    async with http_as("work", "view", queues=["mails"]) as tenant, http_as("view", queues=["prints"]) as other:
+        waits = asyncio.create_task(tenant.post("/api/v1/accept", json=wait, timeout=PATIENCE))
+        await eventually(lambda: bool(client.connections.accept_waiters.waiting))
+        answer = await tenant.get("/api/v1/jobs")
+        assert (answer.status_code, answer.json()["detail"]) == (503, "1 of your calls are being served: try again")
+        assert int(answer.headers["retry-after"]) > 0
+        assert [(await one.get("/api/v1/jobs")).status_code for one in (other, owner)] == [200, 200]
+        await client.submit("t", queue="mails")
+        assert (await waits).status_code == 200
+        assert (await tenant.get("/api/v1/jobs")).status_code == 200
 
 
 async def test_a_bound_token_has_the_same_read_for_a_keyed_job_of_another_as_for_none(http_as, client):

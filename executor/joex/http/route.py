@@ -22,12 +22,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from joex.errors import ConfigError, DatabaseUnavailable
-from joex.http.caller import STATE, caller_of, needs_of, refuse_if_revoked
+from joex.http.caller import STATE, Caller, caller_of, needs_of, refuse_if_revoked
 from joex.http.errors import RETRY_AFTER
 from joex.store.runs import size_limits
 
 MOST_REQUESTS = 700
 """Calls that are being served, besides `joex.http.auth.PUBLIC` ones; more get a 503."""
+MOST_OF_TENANT = 200
+"""Of them, calls of a token that is bound to groups or queues: one tenant leaves places to the others."""
 MOST_WAITING = 600
 """Of them, calls that wait for a job: beside as many idle workers, runs can still report."""
 MOST_COMING = 50
@@ -61,13 +63,14 @@ class Route(APIRoute):
             async with AsyncExitStack() as turn:
                 whole = _Request(request.scope, request.receive, turn)
                 calls: Calls = request.app.state.calls
+                caller = await caller_of(request)
                 try:
-                    with calls.coming((await caller_of(request)).name):
+                    with calls.coming(caller.name):
                         await whole.body()
                 except ClientDisconnect as error:
                     raise HTTPException(400, "the body has no end") from error  # which nobody reads
                 await refuse_if_revoked(request)  # its body may have been on the way for a minute
-                with calls.served():
+                with calls.served(caller):
                     return await handle(whole)
 
         return judge_and_handle
@@ -77,7 +80,8 @@ class Calls:
     """Counts the calls that are being served."""
 
     def __init__(self) -> None:
-        self._served = self._waiting = 0
+        self._waiting = 0
+        self._served: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()
 
     @contextmanager
@@ -89,27 +93,22 @@ class Calls:
         """
         if self._coming[caller] >= MOST_COMING:
             _refuse(f"{MOST_COMING} bodies of your calls are on the way: try again")
-        self._coming[caller] += 1
-        try:
+        with _counted(self._coming, caller):
             yield
-        finally:
-            self._coming[caller] -= 1
-            self._coming += Counter()  # forgets those that have none
 
     @contextmanager
-    def served(self) -> Iterator[None]:
-        """While a call is served whose caller is known and whose body is here.
+    def served(self, caller: Caller) -> Iterator[None]:
+        """While a call of this caller is served, whose body is here.
 
         Raises:
-            HTTPException: 503: there are too many.
+            HTTPException: 503: there are too many, of this caller or of all.
         """
-        if self._served >= MOST_REQUESTS:
+        if caller.bounds.are_set and self._served[caller.name] >= MOST_OF_TENANT:
+            _refuse(f"{MOST_OF_TENANT} of your calls are being served: try again")
+        if self._served.total() >= MOST_REQUESTS:
             _refuse(f"{MOST_REQUESTS} calls are being served: try again")
-        self._served += 1
-        try:
+        with _counted(self._served, caller.name):
             yield
-        finally:
-            self._served -= 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -125,6 +124,17 @@ class Calls:
             yield
         finally:
             self._waiting -= 1
+
+
+@contextmanager
+def _counted(calls: Counter[str], caller: str) -> Iterator[None]:
+    calls[caller] += 1
+    try:
+        yield
+    finally:
+        calls[caller] -= 1
+        if not calls[caller]:
+            del calls[caller]
 
 
 def _refuse(detail: str) -> NoReturn:
