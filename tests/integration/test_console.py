@@ -523,6 +523,23 @@ async def test_an_act_on_many_jobs_stops_when_the_token_of_its_user_is_revoked(
     assert end.detail["changed"] < 30
 
 
+async def test_a_token_that_is_revoked_while_its_form_comes_does_nothing(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    job_id = await client.submit("a")
+    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"a="
+        assert await tokens.revoke(connection, "token-0")
+        yield b"b"
+
+    answer = await browse().post(f"/jobs/{job_id}/cancel", content=parts(), headers=HERE | cookie)
+    assert (answer.status_code, "was revoked" in answer.text) == (401, True)
+    assert await connection.fetchval("SELECT state FROM joex.jobs") == "waiting"
+
+
 async def test_acts_of_one_user_neither_hide_those_of_another_nor_are_without_number(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
 ) -> None:
