@@ -836,6 +836,20 @@ async def test_wrong_input_gets_a_line_that_names_the_field(browse: Open, client
     assert (await console.post("/executors/drain", data={}, headers=HERE)).status_code == 404
 
 
+async def test_a_token_that_is_revoked_while_its_simulation_waits_sees_nothing(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    app = create_console(client)
+    console = app.state.console
+    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW)}"}
+    async with console.simulation:  # another user's
+        call = asyncio.create_task(browse(app=app).get("/simulate?hours=1", headers=cookie))
+        await eventually(lambda: bool(console.simulating), why="it waits for its turn")
+        await tokens.revoke(connection, "token-0")
+    assert (await call).status_code == 401
+
+
 async def test_a_pool_is_simulated_on_the_jobs_that_have_ended(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
 ) -> None:

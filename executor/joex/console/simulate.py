@@ -25,6 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from joex.console.calls import Console, TheCaller, TheConsole, needs
 from joex.core.access import Scope
 from joex.core.trace import TracedJob
+from joex.http.caller import refuse_if_revoked
 from joex.http.disconnect import unless_disconnected
 from joex.store import stats
 from joex.store.trace import traced
@@ -111,6 +112,7 @@ async def simulate(console: TheConsole, caller: TheCaller, request: Request, wis
             done = await unless_disconnected(request, _simulated(console, wish))
         finally:
             turn.release()
+        await refuse_if_revoked(request)  # it may have waited for the simulations of many others
         report, problem, jobs = done or (None, None, 0)  # nobody reads the answer
     return console.views.page(
         request, "simulate.html", wish=wish, report=report, problem=problem, jobs=jobs,
