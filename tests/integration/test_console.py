@@ -836,6 +836,18 @@ async def test_wrong_input_gets_a_line_that_names_the_field(browse: Open, client
     assert (await console.post("/executors/drain", data={}, headers=HERE)).status_code == 404
 
 
+async def test_the_console_forgets_groups_that_have_no_jobs_and_no_settings_any_more(client: Client) -> None:
+    """Any submitter may name new ones for ever."""
+    snapshots = Snapshots(client)
+    for nr in range(3):
+        job_id = await client.submit("a", group=f"g{nr}")
+        assert job_id is not None
+        snapshots.expire()
+        await snapshots.get()
+        await client.remove(job_id)
+    assert set(snapshots._places) == {"g2"}
+
+
 async def test_a_token_that_is_revoked_while_its_simulation_waits_sees_nothing(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
 ) -> None:

@@ -273,8 +273,10 @@ class Snapshots:
                        one.max_waiting)
             for one in settings if (one.queue, one.group) not in known
         ]  # fmt: skip
-        if missing := {one.group for one in groups} - self._places.keys():
+        names = {one.group for one in groups}
+        if missing := names - self._places.keys():
             self._places |= await stats.places(connection, sorted(missing))
+        self._places = {name: place for name, place in self._places.items() if name in names}
         cursors = await stats.cursors(connection)
         living = await executors.list_executors(connection, most=_MOST_EXECUTORS)
         of_workers = await stats.queues_of_workers(connection)
