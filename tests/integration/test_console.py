@@ -503,6 +503,15 @@ async def test_an_act_on_many_jobs_can_be_stopped(
     assert f"{cancelled:,} job" in page
 
 
+async def test_the_page_of_an_act_on_many_jobs_leads_back_to_the_jobs_that_match(browse: Open, client: Client) -> None:
+    await client.submit("a", group="a & b")
+    console = browse(app=create_console(client))
+    given = "state=failed&state=waiting&group=a+%26+b"
+    answer = await console.post(f"/all?act=cancel&{given}", data={"number": 1}, headers=HERE)
+    page = unescape((await console.get(answer.headers["location"])).text)
+    assert f'<a href="/jobs?{given}">' in page
+
+
 async def test_an_act_on_many_jobs_stops_when_the_token_of_its_user_is_revoked(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
 ) -> None:

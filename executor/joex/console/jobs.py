@@ -232,7 +232,10 @@ TheAct = Annotated[BulkAct, Depends(_known)]
 @routes.get("/all/{act_id}", dependencies=[needs(Scope.OPERATE)])
 async def show_act(console: TheConsole, request: Request, act_id: UUID, bulk: TheAct) -> Response:
     """How far an act on many jobs is."""
-    return console.views.page(request, "act.html", bulk=bulk, label=ACTS[bulk.act].label, act_id=act_id)
+    query = urlencode(
+        [(name, one) for name, value in bulk.given.items() for one in (value.split() if name == "state" else [value])]
+    )
+    return console.views.page(request, "act.html", bulk=bulk, label=ACTS[bulk.act].label, act_id=act_id, query=query)
 
 
 @routes.post("/all/{act_id}/stop", dependencies=[needs(Scope.OPERATE)])
