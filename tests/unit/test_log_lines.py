@@ -8,12 +8,13 @@ from typing import Any, get_args
 from uuid import UUID
 
 import pytest
+import structlog
 
 from joex.config import Settings
 from joex.core import events
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
-from joex.observe.log_lines import LogLines, capture_logging, fan_out
+from joex.observe.log_lines import LogLines, capture_logging, capture_structlog, fan_out
 
 JOB = TakenJob(UUID(int=1), UUID(int=2), 1, "default", "acme", "mail.send", "{}", "low", "", "", 2, 2, None, 0.0)
 
@@ -182,3 +183,14 @@ def test_what_tasks_log_and_raise_steers_no_terminal():
     assert "Traceback (most recent call last):\n" in said
     assert said.endswith("\n\\x1b[31mred\n")
     assert all(line.isprintable() for line in said.split("\n"))
+
+
+def test_no_name_of_a_field_steers_a_terminal():
+    """A task may log its arguments as fields, whose names submitters choose as well."""
+    stream = io.StringIO()
+    capture_structlog(Settings(log_format="console"), stream)
+    try:
+        structlog.get_logger().info("called", **{"\x1b[31mred": "\x1b[2J"})
+    finally:
+        structlog.reset_defaults()
+    assert "\\x1b[31mred='\\x1b[2J'\n" in stream.getvalue()

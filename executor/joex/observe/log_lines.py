@@ -192,7 +192,8 @@ def _render(settings: LogSettings, stream: TextIO) -> list[Processor]:
 
 def _disarm(_: Any, __: str, line: EventDict) -> EventDict:
     """Names, and what tasks log and raise, come from submitters: they must not steer the terminal."""
-    return {**line, **{name: printable(str(line[name])) for name in ("event", "exception") if name in line}}
+    texts = ("event", "exception")  # (the renderer writes the values of other fields as Python does)
+    return {printable(name): printable(str(value)) if name in texts else value for name, value in line.items()}
 
 
 def _details(event: events.Event) -> dict[str, Any]:
