@@ -25,6 +25,8 @@ class WorkQueue(Generic[Key]):
         self._order = 0
         self._busy: set[Key] = set()
         self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Whose turn it is to wait for the next key: a key that is added or due would wake all idle workers."""
 
     def add(self, key: Key, after: float = 0.0) -> None:
         """Reconcile a key after so many seconds, or sooner if it is due sooner already."""
@@ -47,7 +49,8 @@ class WorkQueue(Generic[Key]):
 
     async def _work(self, reconcile: Callable[[Key], Awaitable[None]]) -> None:
         while True:
-            key = await self._next()
+            async with self._turn:
+                key = await self._next()
             try:
                 # (A reconcile may wait for nothing, as when a socket refuses it, and its key be due again.)
                 await asyncio.sleep(0)

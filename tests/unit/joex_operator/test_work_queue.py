@@ -105,3 +105,24 @@ async def test_a_reconcile_that_waits_for_nothing_and_is_due_again_at_once_lets_
             await asyncio.sleep(0)
         has_run = True
     assert 0 < calls < 1000
+
+
+class CountedEvent(asyncio.Event):
+    """Counts how often somebody begins to wait."""
+
+    waits = 0
+
+    async def wait(self):
+        self.waits += 1
+        return await super().wait()
+
+
+async def test_a_key_wakes_one_of_the_idle_workers() -> None:
+    queue, looks = WorkQueue[str](), Looks()
+    queue._changed = changed = CountedEvent()
+    async with kept(queue, looks, workers=64):
+        for key in "abc":
+            looks.gate.release()
+            queue.add(key, 0.001)
+            assert await looks.begun.get() == key
+    assert changed.waits <= 10
