@@ -1,6 +1,7 @@
 """The controller: an object that can't be reconciled never stops another one."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -68,7 +69,9 @@ class Counting(Broken):
         return f"{namespace}.3f2a9c1e"
 
 
-async def test_news_of_an_executor_concerns_its_pool_and_costs_the_same_with_many_pools():
+async def test_news_of_an_executor_concerns_its_pool_and_costs_the_same_with_many_pools(monkeypatch):
+    monkeypatch.setattr("joex_operator.control.controller._FIRST_RETRY", timedelta(hours=1))
+    monkeypatch.setattr("joex_operator.control.controller._LAST_RETRY", timedelta(hours=1))
     fleet = Counting()
     controller = Controller(fleet, worker="the operator")
     running = asyncio.create_task(controller.run())
@@ -76,7 +79,6 @@ async def test_news_of_an_executor_concerns_its_pool_and_costs_the_same_with_man
         controller.put(manifest(f"pool-{number}"))
     for _ in range(100):
         await asked(controller)
-    controller._failures.clear()
     fleet.homes = 0
     for url, executor in (
         ("postgresql:///x", "prod.77777777/pool-8-0"), ("postgresql:///y", "prod.3f2a9c1e/pool-8-0"),
