@@ -4,16 +4,18 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
 from joex.core.lease import Mark
-from joex.errors import DatabaseUnavailable
-from joex.store.database import create_pool
-from joex_operator.control.database import Database
+from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
+from joex.store import executors
+from joex.store.database import connect, create_pool
+from joex_operator.control.database import Database, database_problem
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.metrics import OperatorMetrics
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 @pytest.fixture(params=["scheduler", "database"])
@@ -74,6 +76,52 @@ async def test_the_many_pools_of_a_database_share_the_rescue_of_an_observation(d
     finally:
         await database.close()
     assert rescues == [[], [], first, second, [], []]
+
+
+@pytest.mark.parametrize(("name", "error"), [("postgres", SchemaError), ("there_is_no_such_database", ConfigError)])
+async def test_the_many_pools_of_a_database_that_can_not_be_used_share_a_try(postgres, monkeypatch, name, error):
+    """Each try connects, one after the other: a thousand pools would do little else."""
+    tries = []
+
+    async def connect_once(url, **more):
+        tries.append(more["name"])
+        return await connect(url, **more)
+
+    monkeypatch.setattr("joex_operator.control.database.connect", connect_once)
+    monkeypatch.setattr("joex_operator.control.database._TRY_AGAIN_IN", 3600.0)
+    database = Database(postgres.url(name), lambda *_: None, migrate=False, start_scheduler=Mock())
+    told = set()
+    try:
+        for _ in range(5):
+            with pytest.raises(error) as raised:
+                async with database.connection():
+                    pass
+            told.add(database_problem(raised.value))
+    finally:
+        await database.close()
+    assert tries.count("joex operator") == 1
+    assert len(told) == 1
+
+
+async def test_who_can_not_listen_says_not_each_time_that_pools_may_have_missed_something(postgres, monkeypatch):
+    """Without the schema, all pools of a database would be reconciled whenever the operator tries to listen again."""
+    tries, observe, said = asyncio.Semaphore(0), executors.observe, []
+
+    async def observe_once(connection):
+        tries.release()
+        return await observe(connection)
+
+    monkeypatch.setattr(executors, "observe", observe_once)
+    database = Database(
+        postgres.url("postgres"), lambda *what: said.append(what), migrate=False, start_scheduler=Mock()
+    )
+    try:
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(3):
+                await tries.acquire()
+    finally:
+        await database.close()
+    assert said == []
 
 
 async def test_each_outage_has_a_line_when_it_begins_and_one_when_it_is_over_though_it_reads_as_the_last(

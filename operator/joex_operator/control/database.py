@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from copy import copy
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ class Database:
         self._scheduler: SchedulerService | None = None
         self._is_prepared = False
         self._is_closed = False
-        self._outage: DatabaseUnavailable | None = None
+        self._outage: JoexError | None = None
         self._try_again_at = 0.0
         self._observed = Observation(_ASK_EVERY)
         self._rescued_by: list[Mark] = []
@@ -100,17 +101,18 @@ class Database:
             JoexError: `database_problem` turns it into the reason and the message of a condition.
         """
         self._fail_fast()
-        before = self._outage
+        before, is_lent = self._outage, False
         try:
             async with borrowed(await self._prepared(before)) as connection:
                 self._fail_with_others(before)
+                is_lent = True
                 yield connection
             self._outage = None
-        except SchemaError:
-            self._is_prepared = False  # the database was dropped and created again
-            raise
-        except DatabaseUnavailable as error:
-            self._outage, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
+        except JoexError as error:
+            if isinstance(error, SchemaError):
+                self._is_prepared = False  # the database was dropped and created again
+            if isinstance(error, DatabaseUnavailable) or not is_lent:
+                self._outage, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
             raise
 
     async def rescue(self, connection: Connection, most_losses: int) -> None:
@@ -140,17 +142,20 @@ class Database:
             self._scheduler.wake()
 
     def _fail_fast(self) -> None:
-        """Let one caller at a time try a database that is down: the others would only run into their timeouts."""
+        """Let one caller at a time try a database that can't be used: the others would only run into their timeouts.
+
+        Where it lacks the schema, or refuses the operator, each of a thousand pools would connect to learn that.
+        """
         now = asyncio.get_running_loop().time()
         if self._outage is not None:
             if now < self._try_again_at:
-                raise DatabaseUnavailable(str(self._outage)) from self._outage
+                raise copy(self._outage) from self._outage
             self._try_again_at = now + _CONNECT_WITHIN
 
-    def _fail_with_others(self, before: DatabaseUnavailable | None) -> None:
-        """Fail a caller that waited for a connection while another one found the database down."""
+    def _fail_with_others(self, before: JoexError | None) -> None:
+        """Fail a caller that waited for a connection while another one found the database unusable."""
         if self._outage is not None and self._outage is not before:
-            raise DatabaseUnavailable(str(self._outage)) from self._outage
+            raise copy(self._outage) from self._outage
 
     @asynccontextmanager
     async def stats_connection(self) -> AsyncIterator[Connection]:
@@ -161,7 +166,7 @@ class Database:
         finally:
             connection.terminate()
 
-    async def _prepared(self, before: DatabaseUnavailable | None) -> asyncpg.Pool[Any]:
+    async def _prepared(self, before: JoexError | None) -> asyncpg.Pool[Any]:
         async with self._preparing:
             self._fail_with_others(before)
             if self._pool is None:
@@ -210,13 +215,16 @@ class Database:
             if not listener.is_pooled:
                 await listener.listen(pools.CHANNEL, self._on_pool_message)
                 await listener.listen(periodic.CHANNEL, lambda _: self.periodic_changed())
-                self._on_notification("all", "")
-                self.periodic_changed()
+            is_news = not listener.is_pooled
             while not listener.is_lost:
                 sent = time.monotonic()  # this statement also notices a broken connection
                 beat = await executors.observe(connection)
                 self._observed.answered(sent, time.monotonic(), beat)
                 self._trouble.over()
+                if is_news:  # (not before: without the schema there are no notifications, and this is tried for ever)
+                    is_news = False
+                    self._on_notification("all", "")
+                    self.periodic_changed()
                 with suppress(DatabaseUnavailable):  # the session has ended: connect again, without a warning
                     await listener.woken(asyncio.get_running_loop().time() + _ASK_EVERY)
         finally:
