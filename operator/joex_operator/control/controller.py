@@ -141,8 +141,7 @@ class Controller:
         for key, pool in self._pools.items():
             if self._urls.get(key) != url:
                 continue
-            if kind == "queue" and name in pool.spec.queues:
-                self._pool_reconciler.notified(pool)
+            if kind == "queue" and name in pool.spec.queues and self._pool_reconciler.notified(pool):
                 self._queue.add(key)
             elif kind == "all":
                 self._queue.add(key, _SOON)

@@ -60,9 +60,9 @@ class PoolReconciler:
         self._observer = PoolObserver(fleet, databases, poll=poll)
         self._steps = StepWriter()
 
-    def notified(self, pool: Pool) -> None:
-        """A notification says that a pool has work. A reconcile follows."""
-        self._observer.watch(pool).notified(time.monotonic())
+    def notified(self, pool: Pool) -> bool:
+        """A notification says that a queue of a pool has work; whether the pool waits for that. A reconcile follows."""
+        return self._observer.watch(pool).notified(time.monotonic())
 
     def forget(self, namespace: str, name: str) -> None:
         """Forget a pool that is gone."""

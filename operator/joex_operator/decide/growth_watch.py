@@ -29,10 +29,13 @@ class GrowthWatch:
     notified_at: float | None = None
     recheck: Recheck | None = None
 
-    def notified(self, now: float) -> None:
-        """A notification came: disarm, reconcile now, and arm again later."""
+    def notified(self, now: float) -> bool:
+        """A notification came: disarm, reconcile now, and arm again later. False: it was for another watch."""
+        if self.armed_until <= now:
+            return False
         if self.notified_at is None:
             self.notified_at = now
+        return True
 
     def wants_disarming(self, now: float, *, can_grow: bool) -> bool:
         """Whether the reconcile that begins now should disarm it."""

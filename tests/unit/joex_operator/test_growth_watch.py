@@ -51,9 +51,20 @@ def test_when_it_has_heard_it_is_disarmed_and_rests_and_looks_again() -> None:
 
 def test_hearing_more_does_not_make_it_rest_longer() -> None:
     watch = GrowthWatch(60.0)
+    watch.armed(99.0, Recheck(7, **PAUSES))
     watch.notified(100.0)
     watch.notified(100.2)
+    watch.disarmed()
     assert watch.wants_arming(100.0 + REST)
+
+
+def test_what_a_disarmed_one_hears_is_for_another_pool() -> None:
+    watch = GrowthWatch(60.0)
+    assert not watch.notified(100.0)
+    watch.armed(100.0, Recheck(7, **PAUSES))
+    assert watch.notified(101.0)
+    watch.disarmed()
+    assert not watch.notified(101.1)
 
 
 def test_a_pool_that_can_not_grow_is_disarmed() -> None:
