@@ -55,7 +55,7 @@ class PoolObserver:
 
     def decided(self, pool: Pool, plan: Plan) -> None:
         """A reconcile has made this plan."""
-        self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, plan.sizing)
+        self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, plan.sizing) and not plan.is_stuck
 
     def succeeded(self, pool: Pool, observed: ObservedPool, database: Database) -> None:
         """A reconcile has ended well; not before, because a pool may be refused its executors at each try."""

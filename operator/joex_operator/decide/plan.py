@@ -96,6 +96,12 @@ class Plan:
     requeue_after: float | None
     overdue: tuple[str, ...] = ()
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether executors are missing that it can't create, as while the cluster has no room for those there are."""
+        created = sum(isinstance(action, CreateReplica) for action in self.actions)
+        return self.sizing.target > self.load.takers + created
+
 
 def decide(pool: Pool, observed: ObservedPool, history: History, now: datetime) -> Plan:
     """The plan for a pool."""

@@ -138,7 +138,10 @@ def size(pool: Pool, load: Load, history: History, now: float) -> Sizing:
 
 def can_grow(spec: JoexPoolSpec, sizing: Sizing) -> bool:
     """Whether more demand would make the pool larger at once."""
-    return sizing.mode is Mode.DEMAND and sizing.target < spec.scaling.max_replicas and not sizing.is_paced
+    is_delayed = sizing.wanted is not None and sizing.wanted > sizing.target  # by a window or a policy, or the maximum
+    return (
+        sizing.mode is Mode.DEMAND and sizing.target < spec.scaling.max_replicas and not (is_delayed or sizing.is_paced)
+    )
 
 
 def most_counted(spec: JoexPoolSpec) -> int:

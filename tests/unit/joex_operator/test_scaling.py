@@ -239,6 +239,24 @@ def test_a_fixed_size_needs_no_database():
     assert size(pool(replicas=3), Load(None, 1), History(), T).target == 3
 
 
+# Growing at once.
+
+
+@pytest.mark.parametrize(
+    "scale_up",
+    [
+        {"policies": [{"type": "Executors", "value": 1, "periodSeconds": 60}]},
+        {"stabilizationWindowSeconds": 60},
+        {"selectPolicy": "Disabled"},
+    ],
+)
+def test_more_demand_makes_no_pool_larger_that_waits_for_a_policy_or_a_window(scale_up):
+    scaling = autoscaled(behavior={"scaleUp": scale_up})
+    spec = pool(scaling=scaling).spec
+    assert not can_grow(spec, sized(takers=1, runnable=1000, scaling=scaling))
+    assert can_grow(spec, sized(takers=1, held=1, scaling=scaling))
+
+
 # The time of the next reconcile.
 
 
