@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from joex_operator.api.objects import Pool
 from joex_operator.api.spec import JoexPoolSpec, Scaling, ScalingPolicy
+from joex_operator.decide.growth_watch import REST
 from joex_operator.decide.history import History, largest_lately, smallest_lately
 
 _LEAST_COUNTED = 1000
@@ -190,6 +191,8 @@ def _by_demand(spec: JoexPoolSpec, demand: Demand, load: Load, history: History,
     is_paced = scaling.target is not None and demand.runnable > 0 and takers > 0
     if scaling.target is not None and is_paced:
         delays.append(max(scaling.target.wait.total_seconds() / _CHECKS, _LEAST_PAUSE))
+    if demand.next_due is not None and target < scaling.max_replicas:
+        delays.append(max(demand.next_due, REST))  # (those that come due within it are counted together)
     return Sizing(
         target=target,
         most=scaling.max_replicas,
@@ -198,7 +201,7 @@ def _by_demand(spec: JoexPoolSpec, demand: Demand, load: Load, history: History,
         wanted=wanted,
         limit=_limit(wanted, bounded, _clamp(calm, scaling), target),
         waiting=bounded not in (target, calm),
-        again_in=min([*delays, *([] if demand.next_due is None else [demand.next_due])], default=None),
+        again_in=min(delays, default=None),
         is_paced=is_paced,
     )
 

@@ -265,6 +265,14 @@ def test_the_next_due_job_is_a_reason_to_look_again():
     assert sized().again_in is None
 
 
+def test_jobs_that_come_due_one_after_the_other_are_no_reason_to_look_at_each():
+    assert sized(next_due=0.001).again_in == 0.25
+
+
+def test_a_job_that_comes_due_is_no_reason_to_look_where_the_pool_is_at_its_maximum():
+    assert sized(takers=3, runnable=1000, next_due=12.5, scaling=autoscaled(most=3)).again_in is None
+
+
 def test_the_first_of_several_reasons_counts():
     assert sized(takers=5, next_due=12.5, scaling=autoscaled(window=300)).again_in == 12.5
     assert sized(takers=5, next_due=1000.0, scaling=autoscaled(window=300)).again_in < 311
