@@ -79,7 +79,8 @@ class PoolReconciler:
 
         Raises:
             SpecError: the pool's template is invalid.
-            FleetError, JoexError: an action failed and is to be tried again. All other actions are done.
+            FleetError, JoexError: an action failed and is to be tried again. All others are done, but after a replica
+                that could not be created hardly any more are tried.
         """
         try:
             return await self._reconcile(ref, pool)
@@ -142,7 +143,13 @@ class PoolReconciler:
         for action in plan.actions:
             if not isinstance(action, CreateReplica):
                 await do(action)
-        await _gather([do(action) for action in plan.actions if isinstance(action, CreateReplica)])
+        before = len(failed)
+
+        async def create(action: Action) -> None:
+            if len(failed) == before:  # (a quota that refuses one refuses all, and a pool may want hundreds)
+                await do(action)
+
+        await _gather([create(action) for action in plan.actions if isinstance(action, CreateReplica)])
         self._count_latency(pool, done)
         events = events_of_actions(pool.name, done)
         if failed:
