@@ -160,10 +160,9 @@ class World:
         end = self.clock.now + POLLS * POLL
         while self.clock.due and self.reconciles <= MOST_RECONCILES:
             key = min(self.clock.due, key=lambda key: self.clock.due[key])
-            due = self.clock.due.pop(key)
-            if due > end:
+            if self.clock.due[key] > end:
                 break
-            self.clock.now = max(due, self.clock.now)
+            self.clock.now = max(self.clock.due.pop(key), self.clock.now)
             await self.controller._reconcile(key)
             self.reconciles += key.kind == POOL
 
