@@ -9,7 +9,7 @@ import pytest
 
 import joex
 from joex.config import Settings
-from joex.core.events import DatabaseTrouble, FellAsleep, Registered
+from joex.core.events import DatabaseTrouble, FellAsleep, Registered, RunStarted
 from joex.errors import ConfigError
 from joex.runtime import executor
 from tests.support.apps import AnyClient
@@ -62,6 +62,27 @@ async def test_an_executor_whose_login_is_refused_is_not_ready_and_works_again_w
         await connection.execute(f"ALTER ROLE {ROLE} LOGIN")
         await inside.ended(job)
         assert (inside.executor.ready, inside.executor.described) == (True, "running")
+
+
+async def test_log_lines_that_are_written_while_logins_are_refused_are_in_the_log_when_they_are_accepted(
+    app: joex.App, client: AnyClient, connection: asyncpg.Connection, url: str
+) -> None:
+    goes_on = asyncio.Event()
+
+    @app.task("chatty")
+    async def chatty(ctx: joex.Context) -> None:
+        await goes_on.wait()
+        ctx.log.info("a line")
+
+    async with executor_inside(app, url, lease=LONG) as inside:
+        job = await client.submit("chatty")
+        await inside.log.wait_for(RunStarted)
+        await refuse(connection, inside.executor.app_id)
+        goes_on.set()
+        await inside.log.wait_for(DatabaseTrouble, lambda event: event.service == "finisher")
+        await connection.execute(f"ALTER ROLE {ROLE} LOGIN")
+        await inside.ended(job)
+        assert "a line" in [line.message for line in await client.log(job)]
 
 
 async def test_an_executor_whose_login_stays_refused_ends_so_that_its_next_start_may_find_another_password(

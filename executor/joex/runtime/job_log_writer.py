@@ -101,7 +101,7 @@ class JobLogWriter:
             try:
                 await self.flush()
                 trouble.over()
-            except (DatabaseUnavailable, OSError) as error:
+            except (JoexError, OSError) as error:
                 self._wakeup.set()
                 await asyncio.sleep(trouble.failed(error))
             await asyncio.sleep(_GATHER)
@@ -119,7 +119,7 @@ class JobLogWriter:
         """Write all reports up to now, and return when they are written; progress whose row is locked stays behind.
 
         Raises:
-            DatabaseUnavailable: the reports could not be written; they stay in the buffer.
+            JoexError: the reports could not be written; they stay in the buffer.
         """
         async with self._writing:
             with self._lock:  # (only here, between batches: a batch on its way may have later progress)
@@ -190,20 +190,19 @@ class JobLogWriter:
             try:
                 lost = await self._send(lines, progress)
             except JoexError as error:
-                half = len(lines) // 2
-                if is_about_the_statement(error) and (half or (lines and progress)):
-                    batches.pop()
-                    if progress:
-                        batches += [(lines, {}), ([], progress)]
-                    else:
-                        batches += [(lines[half:], {}), (lines[:half], {})]
-                    continue
-                if isinstance(error, DatabaseUnavailable) and not self._is_hopeless(lines, error):
+                is_refused = is_about_the_statement(error)
+                if not (is_refused or self._is_hopeless(lines, error)):
                     self._put_back(batches)
                     raise
                 batches.pop()
-                self._tries = 0
-                self._report(len(lines), str(error))
+                half = len(lines) // 2
+                if is_refused and lines and progress:
+                    batches += [(lines, {}), ([], progress)]
+                elif half:
+                    batches += [(lines[half:], {}), (lines[:half], {})]
+                else:
+                    self._tries = 0
+                    self._report(len(lines), str(error))
             except BaseException:
                 self._put_back(batches)
                 raise
@@ -228,7 +227,7 @@ class JobLogWriter:
         self._next_try = self._loop.call_later(_LOCKED_RETRY_IN, self._wakeup.set) if self._locked else None
         return noted.dropped
 
-    def _is_hopeless(self, lines: list[_Line], error: DatabaseUnavailable) -> bool:
+    def _is_hopeless(self, lines: list[_Line], error: JoexError) -> bool:
         """Whether to give up a line that did not get through in its time: it was tried alone, and often enough.
 
         (A connection that did not come in time is no try: lines wait while the database is away.)
