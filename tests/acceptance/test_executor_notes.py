@@ -189,8 +189,9 @@ async def test_a_line_that_takes_long_to_write_is_in_the_log_once(
     assert [line.message for line in await client.log(job_id)] == ["first", "second", "succeeded"]
 
 
+@pytest.mark.parametrize("size", [1, 300_000], ids=["small", "large"])
 async def test_a_run_has_not_ended_before_its_lines_are_written_though_the_database_came_back_between_the_two(
-    client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+    client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """A client that has waited for a job sees its whole log."""
     asked, is_asking, flushed_within = 0, False, JobLogWriter.flushed_within
@@ -216,8 +217,9 @@ async def test_a_run_has_not_ended_before_its_lines_are_written_though_the_datab
     app = joex.App()
 
     @app.task("task")
-    async def task(ctx: joex.Context) -> None:
+    async def task(ctx: joex.Context) -> str:
         ctx.log.info("a line")
+        return "x" * size
 
     async with executor_inside(app, database_url) as inside:
         job_id = await client.submit("task")

@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
 from joex.core.events import Emit, RunEnded, RunNotWritten, WorkerConflict
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict, written
-from joex.errors import DatabaseUnavailable, JoexError
+from joex.errors import JoexError
 from joex.runtime.bulk import TooSlow, moved
 from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.start_marks import StartMarks
@@ -169,11 +168,8 @@ class Finisher:
                 while True:
                     await self._some.wait()
                     self._some.clear()
-                    ends, self._apart = self._apart, []
-                    for end in ends:
-                        apart.create_task(self._write_apart(end))
                     try:
-                        await self._write()
+                        await self._write(apart)
                         trouble.over()
                     except (JoexError, OSError) as error:
                         # A row that another session has locked is such an error too: the next try skips locked rows.
@@ -184,11 +180,15 @@ class Finisher:
         finally:
             self._starts.close()
 
-    async def _write(self) -> None:
+    async def _write(self, group: asyncio.TaskGroup) -> None:
         ends, starts = self._cut_ends(), self._starts.take_due()
+        apart, self._apart = self._apart, []
         try:
-            if ends:
+            if ends or apart:
                 await self._flush_reports()
+            for end in apart:
+                group.create_task(self._write_apart(end))
+            apart = []
             async with borrowed(self._pool) as connection:
                 if starts:
                     await _halved(starts, lambda part: self._write_starts(connection, part), self._give_up_start)
@@ -198,21 +198,24 @@ class Finisher:
                     self._careful = False
                     self._budget = min(self._budget * 2, _BATCH_BYTES)
         except BaseException as error:
-            left = [end for end in ends if not end.is_settled]
-            is_late = isinstance(error.__cause__, TimeoutError)
-            if is_late and len(ends) == 1:
-                self._apart += left  # the other ends do not wait for them
-            else:
-                self._ends = left + self._ends
-            if is_late and ends:
-                self._budget = max(sum(end.size for end in ends) // 4, 1)
-            over = {end.job.lock_id for end in left + self._ends}
-            for job, at in starts:
-                if job.lock_id not in over:
-                    self._starts.add(job, at)
+            self._apart += apart
+            self._put_back(ends, starts, is_late=isinstance(error.__cause__, TimeoutError))
             raise
         if self._ends or self._apart:
             self._some.set()
+
+    def _put_back(self, ends: list[End], starts: Sequence[tuple[TakenJob, float]], *, is_late: bool) -> None:
+        left = [end for end in ends if not end.is_settled]
+        if is_late and len(ends) == 1:
+            self._apart += left  # the other ends do not wait for them
+        else:
+            self._ends = left + self._ends
+        if is_late and ends:
+            self._budget = max(sum(end.size for end in ends) // 4, 1)
+        over = {end.job.lock_id for end in left + self._ends}
+        for job, at in starts:
+            if job.lock_id not in over:
+                self._starts.add(job, at)
 
     def _cut_ends(self) -> list[End]:
         """As many ends as fit into one statement, and one in any case."""
@@ -228,8 +231,6 @@ class Finisher:
     async def _write_apart(self, end: End) -> None:
         """Write an end alone, with as much time as its size needs; if that fails for good, write a failure instead."""
         end.is_settled = False
-        with suppress(DatabaseUnavailable):
-            await self._flush_reports()
         while not end.is_settled:
             try:
                 await moved(self._bulk, end.size, lambda used: self._write_ends(used, [end]), self._trouble_apart)
