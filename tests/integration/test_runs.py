@@ -495,6 +495,42 @@ async def test_lines_wait_while_no_connection_comes_in_time(bench, me, proxy, mo
         assert [line[-1] for line in await log_of(bench, job_id)] == ["a line"]
 
 
+@pytest.fixture
+async def unanswered(bench, me, database_url, monkeypatch):
+    """A writer whose line is sent to a server that does not answer; and the events of the writer."""
+    is_sent, events = asyncio.Event(), []
+
+    async def silent(*_):
+        is_sent.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(runs, "note_many", silent)
+    await bench.submit()
+    async with await create_pool(database_url, most=1) as pool:
+        writer = JobLogWriter(pool, 10, events.append)
+        writer.log(await bench.take_one(me), "info", "a line")
+        writing = asyncio.create_task(writer.run())
+        await is_sent.wait()
+        yield writer, events
+        await writer.close(0)
+        writing.cancel()
+        await asyncio.wait([writing])
+
+
+async def test_however_often_the_finisher_asks_for_lines_that_are_on_their_way_nothing_piles_up(unanswered):
+    writer, _ = unanswered
+    tasks = len(asyncio.all_tasks())
+    for _ in range(3):
+        assert not await writer.flushed_within(0)
+    assert len(asyncio.all_tasks()) == tasks
+
+
+async def test_a_line_that_is_on_its_way_when_the_executor_leaves_counts_as_dropped(unanswered):
+    writer, events = unanswered
+    await writer.close(0)
+    assert [event.lines for event in events] == [1]
+
+
 async def test_progress_that_met_a_locked_row_is_written_before_the_end_of_its_run(
     bench, me, database_url, another_connection
 ):

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
@@ -65,12 +66,11 @@ class JobLogWriter:
         self._progress: dict[UUID, _Progress] = {}
         self._locked: dict[UUID, _Progress] = {}  # progress that is not written yet: its row was locked
         self._next_try: asyncio.TimerHandle | None = None  # to write these
-        self._writing = asyncio.Lock()
         self._dropped = 0
         self._budget = _BATCH_BYTES  # shrinks while batches do not get through
         self._tries = 0  # of a line that does not get through alone
         self._is_sent = False  # the last batch got a connection
-        self._flush: asyncio.Future[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
 
@@ -111,42 +111,40 @@ class JobLogWriter:
         try:
             async with asyncio.timeout(seconds):
                 await self.flush()
-        except (TimeoutError, JoexError, OSError):
+        except (JoexError, OSError):
+            if self._writing is not None:
+                self._writing.cancel()
+                await asyncio.wait({self._writing})
             with self._lock:
                 self._report(len(self._lines), "the database could not be reached before the executor left")
 
     async def flush(self) -> None:
         """Write all reports up to now, and return when they are written; progress whose row is locked stays behind.
 
+        The write goes on if the caller is cancelled: to cancel it would write its lines twice, if the server is about
+        to execute it.
+
         Raises:
             JoexError: the reports could not be written; they stay in the buffer.
         """
-        async with self._writing:
-            with self._lock:  # (only here, between batches: a batch on its way may have later progress)
-                self._progress, self._locked = {**self._locked, **self._progress}, {}
-            while (batch := self._cut()) is not None:
-                await self._write(*batch)
-        with self._lock:
-            dropped, self._dropped = self._dropped, 0
-        self._report(dropped, "the buffer was full")
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+            self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # (the caller may leave)
+        writing = self._writing
+        await asyncio.wait({writing})
+        writing.result()
 
     async def flushed_within(self, seconds: float) -> bool:
-        """Whether all reports up to now are written within this time. A write that takes longer goes on.
-
-        (To cancel it would write its lines twice, if the server is about to execute it.)
+        """Whether all reports up to now are written within this time.
 
         Raises:
             DatabaseUnavailable: there was no connection in this time.
         """
-        for _ in range(2):  # (the first connection after an outage may be one from before it)
-            self._flush = asyncio.ensure_future(self.flush())
-            self._flush.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # (`run` reports the trouble)
-            await asyncio.wait({self._flush}, timeout=seconds)
-            if not self._flush.done():
-                break
-            if self._flush.exception() is None:
+        with suppress(JoexError, OSError):
+            async with asyncio.timeout(seconds):
+                with suppress(JoexError, OSError):  # the first connection after an outage may be one from before it
+                    await self.flush()
+                await self.flush()
                 return True
         if not self._is_sent:
             raise DatabaseUnavailable("no connection came for the log lines")
@@ -155,7 +153,19 @@ class JobLogWriter:
     @property
     def is_empty(self) -> bool:
         """Whether the buffer is empty, and no write is under way."""
-        return not (self._lines or self._progress or self._locked or self._writing.locked())
+        return not (self._lines or self._progress or self._locked or self._writing)
+
+    async def _write_all(self) -> None:
+        with self._lock:  # (only here, between batches: a batch on its way may have later progress)
+            self._progress, self._locked = {**self._locked, **self._progress}, {}
+        try:
+            while (batch := self._cut()) is not None:
+                await self._write(*batch)
+        finally:
+            self._writing = None
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        self._report(dropped, "the buffer was full")
 
     def _makes_room_for(self, lock_id: UUID) -> bool:
         """Drop a line of the run that has the most; False: no other run has many more than this one."""
