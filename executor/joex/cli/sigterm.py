@@ -51,7 +51,8 @@ def leaving_in_order() -> Iterator[Callable[[], None]]:
     try:
         yield begun
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # an executor that has left ignores it to its end
+            signal.signal(signal.SIGTERM, before)
 
 
 def _end(_number: int, _frame: object) -> NoReturn:
