@@ -192,6 +192,8 @@ def _drain_on_signals(executor: Executor, settings: Settings) -> None:
     for number in _SIGNALS:
         # (Not by a handler of the loop: to remove that resets the signal to its default, which ends the process.)
         signal.signal(number, lambda nr, _: loop.call_soon_threadsafe(on_signal, signal.Signals(nr).name))
+        if sys.platform != "win32":
+            signal.siginterrupt(number, False)  # noqa: FBT003 - takes no name; else waiting calls of libraries in C fail
 
 
 def _ignore_signals() -> None:
