@@ -115,7 +115,7 @@ async def _form(request: Request) -> Mapping[str, str]:
             if len(body) > LARGEST_FORM:
                 raise HTTPException(status.HTTP_413_CONTENT_TOO_LARGE, "The form is too large.")
     except ClientDisconnect as error:
-        raise HTTPException(status.HTTP_400_BAD_REQUEST, "The form has no end.") from error  # which nobody reads
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, "The form has no end.") from error  # (the caller has gone)
     if hasattr(request.state, STATE):  # else the caller signs in
         await refuse_if_revoked(request)  # the form may have been on the way for a minute
     try:

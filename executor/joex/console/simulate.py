@@ -113,7 +113,7 @@ async def simulate(console: TheConsole, caller: TheCaller, request: Request, wis
         finally:
             turn.release()
         await refuse_if_revoked(request)  # it may have waited for the simulations of many others
-        report, problem, jobs = done or (None, None, 0)  # nobody reads the answer
+        report, problem, jobs = done or (None, None, 0)  # (None: the caller has gone)
     return console.views.page(
         request, "simulate.html", wish=wish, report=report, problem=problem, jobs=jobs,
         names=sorted({*snapshot.queues, wish.queue}), query=request.url.query, most_groups=_MOST_GROUPS,

@@ -68,7 +68,7 @@ class Route(APIRoute):
                     with calls.coming(caller.name):
                         await whole.body()
                 except ClientDisconnect as error:
-                    raise HTTPException(400, "the body has no end") from error  # which nobody reads
+                    raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
                 await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 with calls.served(caller):
                     return await handle(whole)

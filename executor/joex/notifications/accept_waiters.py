@@ -199,5 +199,5 @@ class _QueueWatch:
         self._waiters.wake(queue)
         if (known := self._queues.get(queue)) is not None and known.read_at == math.inf:
             known.read_at = self._clock() + _READ_WITHIN
-            if queue in self._waiters.waiting:  # (else those who wait next read it)
+            if queue in self._waiters.waiting:  # (else the next caller that waits reads it)
                 self._waiters.changed.set()
