@@ -19,10 +19,11 @@ import joex
 from joex.core.tuples import pack
 from joex.http.caller import Caller
 from joex.notifications import job_watch
-from joex.store import listing, pools, roles
+from joex.store import listing, pools, roles, runs
 from joex.store.migrate import definitions, migrate
 from joex.store.roles import RoleScopes
 from joex.store.statement import STATEMENTS
+from tests.integration.conftest import FOUR_ONE
 from tests.integration.test_statements import CALLS
 from tests.support.postgres import TestServer
 from tests.support.processes_inside import executor_inside
@@ -374,6 +375,31 @@ async def test_a_bound_role_that_has_set_a_limit_and_not_committed_keeps_nobody_
         await connection.execute("SELECT joex.set_group('a', max_waiting => 1)")
         name = await viewer.fetchval("SELECT session_user::text")
         await roles.set_scopes(connection, RoleScopes(name, [], None, None))
+
+
+@pytest.mark.parametrize(
+    ("scope", "call"),
+    [("operate", "joex.set_queue('mine', true)"), ("work", "count(*) FROM joex_private.accept('mine')")],
+    ids=["pause", "accept"],
+)
+async def test_a_bound_role_that_has_made_its_queue_and_not_committed_keeps_nobody_from_a_new_queue(
+    roles_of, bench, another_connection, scope, call
+):
+    """Nor does a take of its queue wait until the transaction ends."""
+    bound = await roles_of(scope, queues=["mine"])
+    for queue in ("mine", "mine", "theirs"):
+        await bench.submit(queue=queue)
+    executor = await bench.executor()
+    pauser = await another_connection()
+    for session in (pauser, bench.connection):
+        await session.execute("SET lock_timeout = '5s'")
+    async with bound.transaction():
+        await bound.execute(f"SELECT {call}")
+        taken = await runs.take(bench.connection, executor, ["mine", "theirs"], 4, FOUR_ONE)
+        assert [job.queue for job in taken][-2:] == ["mine", "theirs"]
+        await pauser.execute("SELECT joex.set_queue('another', true)")
+        made = "SELECT name FROM joex_private.queue ORDER BY 1"
+        assert [row["name"] for row in await pauser.fetch(made)] == ["another", "default", "theirs"]
 
 
 async def test_a_bound_role_makes_the_jobs_of_others_notify_of_no_event_and_nobody_makes_them_so_for_ever(

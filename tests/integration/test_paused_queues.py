@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from joex import InvalidJob
@@ -115,6 +116,32 @@ async def test_no_take_waits_for_a_transaction_that_pauses_a_queue_which_none_ha
         assert (await bench.take_one(me)).id == job_id
     await bench.submit()
     assert await bench.take(me) == []
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read"])
+async def test_of_two_pauses_of_a_queue_which_none_has_served_the_second_one_waits_and_both_hold(
+    client, another_connection, waiting_for_a_lock, isolation
+):
+    """Or the second one is refused, where its snapshot does not show the queue."""
+    first, second, watcher = [await another_connection() for _ in range(3)]
+
+    async def pause() -> str:
+        async with second.transaction(isolation=isolation):
+            await second.execute("SELECT count(*) FROM joex_private.queue")
+            try:
+                await second.execute("SELECT joex.set_queue('new', true)")
+            except asyncpg.PostgresError as error:
+                return error.sqlstate
+        return "paused"
+
+    async with first.transaction():
+        await first.execute("SELECT joex.set_queue('new', true)")
+        async with waiting_for_a_lock(watcher, pause()) as paused:
+            assert not paused.done()
+            await first.execute("COMMIT; BEGIN")
+    assert await paused == {"read_committed": "paused", "repeatable_read": "JX002"}[isolation]
+    assert [one.queue for one in await client.queues.paused()] == ["new"]
+    assert await watcher.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'ring_cursor%'") == 1
 
 
 async def test_wrong_values_are_refused(bench, client):

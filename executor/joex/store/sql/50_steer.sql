@@ -261,10 +261,11 @@ BEGIN
         RAISE EXCEPTION 'paused: expected true or false; got NULL' USING ERRCODE = '22004';
     END IF;
     IF paused AND NOT EXISTS (SELECT FROM joex_private.queue q WHERE q.name = queue) THEN
-        -- (As in serve_queue, but this may wait. Without it a take would wait for the row of a transaction that is open.)
-        PERFORM FROM joex_private.mutex m WHERE m.purpose = 'queues' FOR UPDATE;
-        INSERT INTO joex_private.queue (name)
-        SELECT queue WHERE NOT EXISTS (SELECT FROM joex_private.queue q WHERE q.name = queue);
+        BEGIN
+            INSERT INTO joex_private.queue (name) VALUES (queue);
+        EXCEPTION WHEN unique_violation THEN    -- (another transaction, for which this has waited, has made it)
+            PERFORM joex_private.must_see_the_latest('joex.set_queue');
+        END;
     END IF;
     UPDATE joex_private.queue q SET
         paused_at = CASE WHEN paused THEN coalesce(q.paused_at, clock_timestamp()) END,

@@ -147,20 +147,17 @@ BEGIN
 END $$;
 
 -- Serve a queue: make its row and its ring cursor (see make_ring_cursor), once. Returns the cursor; null while another transaction is
--- making one, of this queue or of another. That may be a client's own transaction, and open for long: no take waits for it, and each take
--- tries again.
-CREATE OR REPLACE FUNCTION joex_private.serve_queue(p_queue text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS $$
+-- making it. That may be a client's own transaction, and open for long: a take waits a moment for it, and each take tries again.
+CREATE OR REPLACE FUNCTION joex_private.serve_queue(p_queue text) RETURNS regclass
+LANGUAGE plpgsql VOLATILE SET lock_timeout = '1ms' AS $$
 DECLARE
     v_cursor regclass := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
 BEGIN
-    IF v_cursor IS NULL AND joex_private.try_mutex('queues') THEN
-        v_cursor := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
-        IF v_cursor IS NULL THEN
-            INSERT INTO joex_private.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
-        END IF;
+    IF v_cursor IS NULL THEN
+        INSERT INTO joex_private.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
     END IF;
     RETURN v_cursor;
-EXCEPTION WHEN unique_violation THEN    -- (the row is younger than the snapshot of this transaction)
+EXCEPTION WHEN lock_not_available OR unique_violation THEN    -- (the row may be younger than the snapshot of this transaction)
     RETURN NULL;
 END $$;
 
