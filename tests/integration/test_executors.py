@@ -821,6 +821,24 @@ async def test_what_an_executor_holds_without_knowing_it_is_given_back_and_what_
     ]
 
 
+async def test_an_executor_gives_back_what_it_does_not_know_beside_a_transaction_that_stays_open_and_takes_jobs(
+    bench, another_connection
+):
+    """One tenant has cancelled its job there: the executor passes over that job, and hears that one is left."""
+    me, other = await bench.executor("me"), await another_connection()
+    theirs, mine = await bench.submit("theirs"), await bench.submit("mine")
+    await bench.take(me, 2)
+    await bench.connection.execute("SET lock_timeout = '5s'")
+    async with other.transaction():
+        await other.execute("SELECT joex.cancel($1)", theirs)
+        assert await executors.give_back_unknown(bench.connection, me, []) == 2
+        assert (await bench.take_one(me)).id == mine
+        assert await executors.give_back_unknown(bench.connection, me, []) == 2
+    assert await executors.give_back_unknown(bench.connection, me, []) == 1
+    assert await executors.give_back_unknown(bench.connection, me, []) == 0
+    assert (await bench.state(theirs), await bench.state(mine)) == ("cancelled", "waiting")
+
+
 # Snapshots: a decision after a wait for a lock is based on the rows after the wait.
 
 MUST_SEE_THE_LATEST = {

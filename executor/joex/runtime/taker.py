@@ -63,8 +63,8 @@ class Taker:
         self._recheck: Recheck | None = None  # for jobs of transactions that may not have seen that
         # The database may believe that we run jobs of which we know nothing. The answer to a take was lost: it may have
         # given us jobs, or may yet, as long as the network can deliver the statement. Or a standby was promoted that
-        # lacks the ends of our runs. Look for such jobs up to this time of the loop's clock, and once after it; 0:
-        # don't.
+        # lacks the ends of our runs. Look for such jobs up to this time of the loop's clock, and after it until there
+        # are none; 0: don't.
         self._unknown_until = 0.0
         self._take_lock = asyncio.Lock()  # held during a take
         self._is_stopped = False
@@ -179,8 +179,8 @@ class Taker:
             self._runner.start(job)
 
     async def _give_back_unknown(self, connection: Any) -> None:
-        await executors.give_back_unknown(connection, self._executor, list(self._runner.runs))
-        if asyncio.get_running_loop().time() > self._unknown_until:
+        found = await executors.give_back_unknown(connection, self._executor, list(self._runner.runs))
+        if not found and asyncio.get_running_loop().time() > self._unknown_until:
             self._unknown_until = 0.0
 
     async def _found_less(self, connection: Any) -> float:

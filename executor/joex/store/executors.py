@@ -267,7 +267,10 @@ async def leave(connection: Connection, executor: int, most_losses: int) -> int:
 
 
 async def give_back_unknown(connection: Connection, executor: int, known: Sequence[UUID]) -> int:
-    """Give back the jobs that an executor holds without knowing it (``known``: lock ids); returns how many."""
+    """Give back the jobs that an executor holds without knowing it (``known``: lock ids); returns how many it found.
+
+    Those whose rows another transaction has locked are left: call it again.
+    """
     with translated():
         return int(await connection.fetchval(_GIVE_BACK_UNKNOWN, executor, known))
 

@@ -76,16 +76,21 @@ BEGIN
 END $$;
 
 -- Give back the jobs that an executor holds but does not know of, because the answer to a take was lost with its connection. p_known are
--- the lock ids of the runs that it knows of. Waits for a take of this executor that may still be under way. Returns how many jobs.
+-- the lock ids of the runs that it knows of. Waits for a take of this executor that may still be under way. Returns how many jobs it has
+-- found. Those whose rows another transaction has locked are left: a tenant that has cancelled its job may leave its transaction open.
 CREATE OR REPLACE FUNCTION joex_private.give_back_unknown(p_id integer, p_known uuid[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_found uuid[];
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.give_back_unknown');
     PERFORM FROM joex_private.executor e WHERE e.id = p_id FOR NO KEY UPDATE;
-    RETURN (SELECT joex_private.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
-        SELECT j.id FROM joex_private.job j WHERE j.id = ANY (ARRAY(SELECT joex_private.held_by(p_id)))
-                                          AND j.executor_id IS NOT DISTINCT FROM p_id AND j.lock_id <> ALL (p_known)
-        FOR UPDATE) k);
+    v_found := ARRAY(SELECT j.id FROM joex_private.job j WHERE j.id = ANY (ARRAY(SELECT joex_private.held_by(p_id)))
+                                                         AND j.executor_id IS NOT DISTINCT FROM p_id AND j.lock_id <> ALL (p_known));
+    PERFORM joex_private.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
+        SELECT j.id FROM joex_private.job j WHERE j.id = ANY (v_found) AND j.executor_id IS NOT DISTINCT FROM p_id
+        FOR UPDATE SKIP LOCKED) k;
+    RETURN cardinality(v_found);
 END $$;
 
 -- The executors that a judge has observed to be silent for one lease (and that could hold a session lock), or for five (is_hung). beat is
