@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from joex import ConfigError, LeaseLost
+from joex import ConfigError, DatabaseUnavailable, LeaseLost
 from joex.core.lease import Mark
 from joex.core.priority_turns import CountingScheme
 from joex.store import executors, job_logs, jobs, runs
@@ -485,6 +485,21 @@ async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_work
     assert (await bench.job(job_id)).attempt == 0
     await bench.connection.execute("SELECT joex_private.accept('default')")
     assert 3500 < await timeout() <= 3600
+
+
+async def test_a_suspect_whose_cancellation_stays_uncommitted_does_not_start_and_its_executor_is_told(
+    bench, another_connection
+):
+    """The executor takes nothing beside a suspect until it has started: it waits for no tenant's transaction."""
+    job_id, other = await bench.submit(), await another_connection()
+    await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
+    taken = await bench.take_one(await bench.executor())
+    await bench.connection.execute("SET lock_timeout = '1min'")
+    async with other.transaction(), asyncio.timeout(30):
+        await other.execute("SELECT joex.cancel($1)", job_id)
+        with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+            await runs.start_alone(bench.connection, job_id, taken.lock_id)
+    assert await bench.finish(taken, "waiting") == ["canceled"]
 
 
 @pytest.mark.parametrize("statement", ["joex.retry($1)", "joex_private.resubmit($1)"])

@@ -149,8 +149,10 @@ async def test_a_suspect_that_was_lost_while_it_waited_does_not_start(slots: Slo
     assert slots.of(suspect) == ["marked", "forgotten"]
 
 
-async def test_a_suspect_that_can_not_be_marked_is_given_back(slots: Slots) -> None:
-    """Without the mark it could kill any number of executors."""
+async def test_a_suspect_that_can_not_be_marked_is_given_back_and_others_are_taken_though_that_is_not_written(
+    slots: Slots,
+) -> None:
+    """Without the mark it could kill any number of executors. A tenant may keep the row of its job locked."""
 
     def fail() -> bool:
         raise JoexError("the database is away")
@@ -159,6 +161,7 @@ async def test_a_suspect_that_can_not_be_marked_is_given_back(slots: Slots) -> N
     suspect = slots.start(suspect=True)
     await slots.settled()
     assert slots.of(suspect) == ["marked", "waiting"]
+    assert (slots.runner.free, slots.room.is_set()) == (3, True)
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,7 @@ class Runner:
         try:
             marked = await _before_it_starts(run, self._marked(run.job))
         except JoexError:
+            self._let_others_in(run.job)  # its code does not run, and its row may stay locked for long
             return Outcome(Ending.GIVEN_BACK)
         return marked if isinstance(marked, Outcome) else run.job.args
 

@@ -32,8 +32,9 @@ END $$;
 
 -- The code of a suspect (see put_back) is about to start, alone in its executor: scheduled -> running. The executor calls this before the
 -- code runs, because put_back charges a loss only to a suspect that is running. The timeout begins here. False: the run has lost its
--- job.
-CREATE OR REPLACE FUNCTION joex_private.start_alone(id uuid, lock_id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+-- job. (The executor takes no job meanwhile, so a transaction that has cancelled this one, and stays open, makes it wait for a moment only.)
+CREATE OR REPLACE FUNCTION joex_private.start_alone(id uuid, lock_id uuid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
 #variable_conflict use_variable
 BEGIN
     UPDATE joex_private.job j SET
