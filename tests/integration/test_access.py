@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -362,6 +363,29 @@ async def test_a_bound_role_can_not_tell_whether_anything_else_exists(roles_of, 
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await bound.execute("SELECT FROM joex_private.job")
     assert await connection.fetchval("SELECT state FROM joex.jobs WHERE id = $1", theirs) == "waiting"
+
+
+@pytest.mark.parametrize("call", ["joex.cancel($1)", "joex_private.find('t', $1)", "count(*) FROM joex.why($1)"])
+async def test_the_time_of_an_answer_does_not_tell_a_bound_role_that_others_have_a_job(
+    roles_of, connection, bench, call
+):
+    """The same functions are called for the job of another group and for none."""
+    bound = await roles_of("submit", "view", groups=["mine"])
+    ids: list[Any] = [await bench.submit("theirs"), uuid4()]
+    if "find" in call:
+        ids = [pack("id", "theirs/7"), pack("id", "theirs/8")]
+        await connection.execute("SELECT joex_private.add('t', $1, grp => 'theirs')", ids[0])
+    role = await bound.fetchval("SELECT session_user::text")
+    await connection.execute(f"SET track_functions = 'all'; SET SESSION AUTHORIZATION {role}")
+    called: list[Counter[str]] = []
+    async with connection.transaction():
+        for one in ids:
+            await connection.fetchval(f"SELECT {call}", one)
+            rows = await connection.fetch("SELECT funcname, calls FROM pg_stat_xact_user_functions")
+            called.append(Counter({row["funcname"]: row["calls"] for row in rows}))
+    await connection.execute("RESET SESSION AUTHORIZATION; RESET track_functions")
+    assert called[0]["may"] > 0
+    assert called[1] == called[0] + called[0]
 
 
 async def test_a_bound_role_that_has_set_a_limit_and_not_committed_keeps_nobody_from_limits_and_revocations(

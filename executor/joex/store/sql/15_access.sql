@@ -151,14 +151,18 @@ BEGIN
         session_user, to_json(v_own || '/NAME') USING ERRCODE = 'insufficient_privilege';
 END $$;
 
--- The id of a job that the role of this session may touch with one of these scopes; null: there is none for it.
+-- The id of a job that the role of this session may touch with one of these scopes; null: there is none for it. (It judges where there is
+-- no job too: to judge takes longer than all else, so the time of an answer would tell a bound role that others have a job.)
 CREATE OR REPLACE FUNCTION joex_private.visible(p_scopes text[], p_id uuid) RETURNS uuid
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+DECLARE
+    v_job record;
 BEGIN
     IF (SELECT NOT d.binds_roles FROM joex_private.this_database d) THEN
         RETURN p_id;
     END IF;
-    RETURN (SELECT j.id FROM joex_private.job j WHERE j.id = p_id AND joex_private.may(p_scopes, j.queue, j.grp));
+    SELECT j.id, j.queue, j.grp INTO v_job FROM joex_private.job j WHERE j.id = p_id;
+    RETURN CASE WHEN joex_private.may(p_scopes, coalesce(v_job.queue, ''), coalesce(v_job.grp, '')) THEN v_job.id END;
 END $$;
 
 -- Grant these scopes to a role, in these groups and queues (null: in all), instead of those that it has. No scopes: revoke all.
