@@ -426,6 +426,20 @@ async def test_a_bound_role_that_has_made_its_queue_and_not_committed_keeps_nobo
         assert [row["name"] for row in await pauser.fetch(made)] == ["another", "default", "theirs"]
 
 
+async def test_a_bound_worker_breaks_no_list_of_jobs_by_a_retry_before_the_first_year(roles_of, connection, bench):
+    """Most languages have no such dates. The retry is due at once."""
+    worker = await roles_of("work", queues=["mine"])
+    job_id = await bench.submit(queue="mine")
+    [run] = await worker.fetch("SELECT lock_id FROM joex_private.accept('mine')")
+    finish = "SELECT joex.finish($1, $2, state => 'stuck', delay => interval '-2100 years')"
+    assert await worker.fetchval(finish, job_id, run["lock_id"]) == "ok"
+    [job] = await connection.fetch("TABLE joex.jobs")
+    [attempt] = await connection.fetch("SELECT * FROM joex.attempts($1)", job_id)
+    assert job["due_at"] == attempt["retry_at"] >= job["submitted_at"]
+    [again] = await worker.fetch("SELECT id FROM joex_private.accept('mine')")
+    assert again["id"] == job_id
+
+
 async def test_a_bound_role_makes_the_jobs_of_others_notify_of_no_event_and_nobody_makes_them_so_for_ever(
     roles_of, connection
 ):

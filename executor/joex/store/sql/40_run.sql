@@ -56,14 +56,14 @@ SET search_path = pg_catalog, pg_temp AS $$
     FROM joex_private.job j WHERE j.id = p_id $$;
 
 -- The place of a job after a run that ends in this state. A resubmission sends the job to the end of the line, whatever the state;
--- otherwise a cancel request ends the job as cancelled. p_delay: seconds until the retry of a stuck job.
+-- otherwise a cancel request ends the job as cancelled. p_delay: seconds until the retry of a stuck job; null or less than 0: none.
 CREATE OR REPLACE FUNCTION joex_private.place_after(
     p_state text, p_cancel boolean, p_resubmit boolean, p_priority joex_private.job_priority, p_now timestamptz, p_delay float8
 ) RETURNS TABLE (state joex_private.job_state, lane smallint, due_at timestamptz, finished_at timestamptz)
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT s.state::joex_private.job_state,
            CASE s.state WHEN 'waiting' THEN joex_private.lane(p_priority) END,
-           CASE s.state WHEN 'stuck' THEN p_now + make_interval(secs => coalesce(p_delay, 0)) END,
+           CASE s.state WHEN 'stuck' THEN p_now + make_interval(secs => greatest(p_delay, 0)) END,
            CASE WHEN s.state NOT IN ('waiting', 'stuck') THEN p_now END
     FROM (SELECT CASE WHEN p_resubmit THEN 'waiting' WHEN p_cancel THEN 'cancelled' ELSE p_state END AS state) s $$;
 
