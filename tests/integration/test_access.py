@@ -452,6 +452,14 @@ async def test_a_bound_role_makes_the_jobs_of_others_notify_of_no_event_and_nobo
     assert await connection.fetchval("SELECT joex_private.is_heard(true)")
 
 
+async def test_no_worker_makes_the_jobs_of_a_queue_notify_for_more_than_an_hour(roles_of, connection):
+    """Others submit to the queue too, and the role may be revoked."""
+    worker = await roles_of("work", queues=["mine"])
+    await worker.execute("SELECT joex_private.watch_for_workers('w', 'mine', '200000 years')")
+    longest = "SELECT max(until) < clock_timestamp() + interval '61 minutes' FROM joex_private.watch"
+    assert await connection.fetchval(longest)
+
+
 async def test_a_worker_that_waits_by_the_name_of_an_operator_does_not_hold_up_the_operator(roles_of, connection):
     """Jobs name their executors, and so the pools that operators watch queues for."""
     worker = await roles_of("work", queues=["mine"])

@@ -54,8 +54,9 @@ CREATE OR REPLACE FUNCTION joex_private.forget_watches(p_except text) RETURNS vo
         SELECT w.ctid FROM joex_private.watch w WHERE w.until < clock_timestamp() - interval '1 hour' AND w.name <> p_except
         LIMIT 100 FOR UPDATE SKIP LOCKED)) $$;
 
--- Subscribe a worker, for p_for, to notifications of new jobs of this queue on the channel joex_wake (zero: end the subscriptions to all
--- queues that the caller may use). When this has committed, a transaction below the joex.horizon may still submit a job without a notification.
+-- Subscribe a worker, for p_for, an hour at most, to notifications of new jobs of this queue on the channel joex_wake (zero: end the
+-- subscriptions to all queues that the caller may use). When this has committed, a transaction below the joex.horizon may still submit a
+-- job without a notification.
 CREATE OR REPLACE FUNCTION joex_private.watch_for_workers(p_name text, p_queue text, p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -66,7 +67,7 @@ BEGIN
     ELSE
         PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
         INSERT INTO joex_private.watch AS w (queue, name, until, for_workers)
-        VALUES (p_queue, p_name, clock_timestamp() + p_for, true)
+        VALUES (p_queue, p_name, clock_timestamp() + least(p_for, interval '1 hour'), true)
         ON CONFLICT (queue, name, for_workers) DO UPDATE SET until = excluded.until;
     END IF;
 END $$;
