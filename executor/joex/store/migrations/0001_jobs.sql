@@ -317,9 +317,9 @@ CREATE TABLE joex_private.priority_turns (
 -- the ring only while it chooses, not while its commit reaches the disk, and no dead rows pile up.
 CREATE TABLE joex_private.queue (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
-    id      integer GENERATED ALWAYS AS IDENTITY UNIQUE,
-    cursor  regclass NOT NULL,
-    drawn   regclass NOT NULL,      -- how many entries of its plans have been drawn (see sql/35_plans.sql)
+    id      bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
+    cursor  regclass NOT NULL DEFAULT 0::regclass,  -- (the trigger makes both sequences)
+    drawn   regclass NOT NULL DEFAULT 0::regclass,  -- how many entries of its plans have been drawn (see sql/35_plans.sql)
     paused_at   timestamptz,        -- set: no job of the queue begins
     paused_by   text                -- the caller that has paused it, or its role
 );
@@ -330,7 +330,7 @@ CREATE TABLE joex_private.queue (
 CREATE FUNCTION joex_private.make_ring_cursor() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_id integer;
+    v_id bigint;
     v_takers text;
 BEGIN
     IF TG_RELID <> 'joex_private.queue'::regclass THEN
@@ -344,15 +344,18 @@ BEGIN
     EXECUTE format('CREATE SEQUENCE joex_private.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
     -- (Not unlogged: a standby that is promoted may have an unlogged sequence that PostgreSQL can't read, see ADR 32.)
     EXECUTE format('CREATE SEQUENCE joex_private.drawn_%s', v_id);
-    NEW.cursor := format('joex_private.ring_cursor_%s', v_id)::regclass;
-    NEW.drawn := format('joex_private.drawn_%s', v_id)::regclass;
     IF v_takers IS NOT NULL THEN
         EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex_private.ring_cursor_%s, joex_private.drawn_%s TO %s', v_id, v_id, v_takers);
     END IF;
-    RETURN NEW;
+    UPDATE joex_private.queue q SET
+        cursor = format('joex_private.ring_cursor_%s', v_id)::regclass,
+        drawn = format('joex_private.drawn_%s', v_id)::regclass
+    WHERE q.id = v_id;
+    RETURN NULL;
 END $$;
 REVOKE EXECUTE ON FUNCTION joex_private.make_ring_cursor() FROM PUBLIC;
-CREATE TRIGGER make_ring_cursor BEFORE INSERT ON joex_private.queue FOR EACH ROW EXECUTE FUNCTION joex_private.make_ring_cursor();
+-- (After the insertion: one that finds the name taken has made no sequence. Takes may try often, see serve_queue.)
+CREATE TRIGGER make_ring_cursor AFTER INSERT ON joex_private.queue FOR EACH ROW EXECUTE FUNCTION joex_private.make_ring_cursor();
 
 -- The next services of a queue, which a take of a large fleet has chosen for the takes after it (see sql/35_plans.sql). Not logged: it
 -- is worth nothing after a crash.

@@ -159,7 +159,8 @@ DECLARE
     v_cursor regclass := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
 BEGIN
     IF v_cursor IS NULL THEN
-        INSERT INTO joex_private.queue (name) VALUES (p_queue) RETURNING cursor INTO v_cursor;
+        INSERT INTO joex_private.queue (name) VALUES (p_queue);
+        v_cursor := (SELECT q.cursor FROM joex_private.queue q WHERE q.name = p_queue);
     END IF;
     RETURN v_cursor;
 EXCEPTION WHEN lock_not_available OR unique_violation THEN    -- (the row may be younger than the snapshot of this transaction)
