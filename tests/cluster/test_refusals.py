@@ -37,6 +37,7 @@ REFUSED: list[tuple[Object, str]] = [
     ({"database": None}, "spec.database"),
     ({"database": {}}, "spec.database.secretName"),
     ({"database": {"secretName": ""}}, "spec.database.secretName"),
+    ({"database": {"secretName": "../../other/secrets/joex-db"}}, "spec.database.secretName"),
     ({"database": {"secretName": "a", "secretKey": ""}}, "spec.database.secretKey"),
     ({"poolSize": 0}, "spec.poolSize"),
     ({"poolSize": 100_001}, "spec.poolSize"),

@@ -37,7 +37,13 @@ _PLACE = "[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*"
 class DatabaseRef(Part):
     """The secret with the database's URL."""
 
-    secret_name: str = Field(min_length=1, max_length=253, description="name of the secret, in the pool's namespace")
+    secret_name: str = Field(
+        min_length=1,
+        max_length=253,
+        # No slash: in a request to the API server, "../" would lead to a secret of another namespace.
+        pattern=f"^{LABEL}([.]{LABEL})*$",
+        description="name of the secret, in the pool's namespace",
+    )
     secret_key: str = Field("url", min_length=1, max_length=253, description="key of the postgresql:// URL")
 
 

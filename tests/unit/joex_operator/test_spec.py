@@ -101,6 +101,13 @@ def test_an_operator_that_is_older_than_the_definition_of_a_pool_ignores_fields_
     assert parse_periodic(periodic(colour="red"), stored=True) == parse_periodic(periodic())
 
 
+@pytest.mark.parametrize("name", ["../../other/secrets/joex-db", "..", "joex-db?x", "joex-db/x", "joex-db\n"])
+def test_a_pool_names_a_secret_and_no_path_to_one_of_another_namespace(name):
+    """The operator itself refuses it: the definition in the cluster may be of a version before."""
+    with pytest.raises(SpecError, match=r"^spec\.database\.secretName: "):
+        parse_pool(manifest(database={"secretName": name}), stored=True)
+
+
 def test_deletion_is_read_with_its_time():
     pool = parse_pool(manifest(metadata={"deletionTimestamp": "2026-11-20T12:00:00Z"}))
     assert pool.deleted_at == datetime(2026, 11, 20, 12, tzinfo=UTC)
