@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import os
 import re
 import socket
 import subprocess
@@ -520,6 +521,16 @@ async def test_a_wrong_url_is_refused_without_a_part_of_its_password(url):
         async with client_of(url) as client:
             await client.submit("a")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("parameter", ["sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"])
+async def test_a_url_that_names_a_pipe_or_a_device_as_a_file_does_not_stop_the_event_loop(
+    postgres, database_name, tmp_path, parameter
+):
+    """To read one may take for ever: the owner of one secret would stop the operator for all namespaces."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=f"^database URL: {parameter}: expected a file, and no pipe or device$"):
+        await connect(f"{postgres.tcp_url(database_name)}?sslmode=verify-full&{parameter}={tmp_path / 'pipe'}")
 
 
 @pytest.mark.parametrize("parameter", ["secret=1", "statement_timeout=secret", "ssl_min_protocol_version=secret"])

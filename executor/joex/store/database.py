@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -51,6 +52,9 @@ _WRONG_PARAMETER = (
     asyncpg.ClientConfigurationError,
 )
 """The errors of the server and of asyncpg about a parameter of the URL."""
+
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
+"""Parameters of the URL that name files, which asyncpg reads on the event loop."""
 
 _NOT_WANTED = {
     READ_WRITE: READ_ONLY,
@@ -132,6 +136,9 @@ class _Connector:
             hosts = database_hosts(url)
         except ValueError as error:
             raise ConfigError(f"database URL: {error}") from error
+        for parameter, path in parameters(url).items():
+            if parameter in _FILES and Path(path).exists() and not Path(path).is_file():
+                raise ConfigError(f"database URL: {parameter}: expected a file, and no pipe or device")
         self._server = ANY if host is not None else wanted_server(url)
         # None: the URL names its server elsewhere, or not at all, such as a Unix socket
         self._hosts = [host] if host else [Host(name, port) if name else None for name, port in hosts] or [None]
