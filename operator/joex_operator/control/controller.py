@@ -71,7 +71,7 @@ class Controller:
         self.databases = Databases(self._on_notification, migrate=migrate, start_scheduler=start_scheduler)
         self._fleet = fleet
         self._poll = poll
-        self._queue: WorkQueue[Key] = WorkQueue()
+        self._queue: WorkQueue[Key] = WorkQueue(owner=lambda key: key.namespace)
         self._objects: dict[Key, Mapping[str, Any]] = {}
         self._pools: dict[Key, Pool] = {}
         self._refused: dict[Key, SpecError] = {}

@@ -3,12 +3,16 @@
 Each key has at most one entry, due at the earliest time that a caller asked for. One worker at a time reconciles a key.
 A key added during its own reconcile is reconciled again afterwards, because the reconcile under way may have observed
 the state from before the change.
+
+The keys of one owner, a namespace, get half of the workers at most: a reconcile may wait for ten seconds for a database
+that does not answer, and a namespace may have any number of those.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -17,9 +21,17 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class WorkQueue(Generic[Key]):
-    """Keys to reconcile, each with the time at which it is due. Use it on one event loop."""
+    """Keys to reconcile, each with the time at which it is due. Use it on one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        owner: of a key.
+    """
+
+    def __init__(self, owner: Callable[[Key], Hashable] = lambda key: key) -> None:
+        self._owner = owner
+        self._most = 1
+        self._at_work = Counter[Hashable]()
+        self._held_back: dict[Hashable, deque[tuple[float, Key]]] = {}
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._order = 0
@@ -43,6 +55,7 @@ class WorkQueue(Generic[Key]):
 
     async def run(self, reconcile: Callable[[Key], Awaitable[None]], workers: int) -> None:
         """Reconcile each key when it is due, with so many workers. ``reconcile`` must not raise."""
+        self._most = max(workers // 2, 1)
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work(reconcile))
@@ -57,8 +70,10 @@ class WorkQueue(Generic[Key]):
                 await reconcile(key)
             finally:
                 self._busy.discard(key)
+                self._at_work[self._owner(key)] -= 1
                 if key in self._due:
                     self._push(key, self._due[key])
+                if key in self._due or self._held_back:
                     self._changed.set()
 
     async def _next(self) -> Key:
@@ -66,17 +81,35 @@ class WorkQueue(Generic[Key]):
         while True:
             self._changed.clear()
             now = loop.time()
-            while self._heap and self._heap[0][0] <= now:
-                due, _, key = heapq.heappop(self._heap)
+            while (entry := self._next_entry(now)) is not None:
+                due, key = entry
                 # An earlier entry has replaced this one; or its key is busy, and its worker adds it again afterwards.
                 if self._due.get(key) != due or key in self._busy:
                     continue
+                owner = self._owner(key)
+                if self._at_work[owner] >= self._most:
+                    self._held_back.setdefault(owner, deque()).append(entry)
+                    continue
                 del self._due[key]
                 self._busy.add(key)
+                self._at_work[owner] += 1
                 return key
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._heap[0][0] if self._heap else None):
                     await self._changed.wait()
+
+    def _next_entry(self, now: float) -> tuple[float, Key] | None:
+        """Take the next entry that is due, first of an owner that was held back and has a worker again."""
+        for owner, entries in self._held_back.items():
+            if self._at_work[owner] < self._most:
+                entry = entries.popleft()
+                if not entries:
+                    del self._held_back[owner]
+                return entry
+        if self._heap and self._heap[0][0] <= now:
+            due, _, key = heapq.heappop(self._heap)
+            return due, key
+        return None
 
     def _push(self, key: Key, due: float) -> None:
         self._order += 1  # keys need not be comparable

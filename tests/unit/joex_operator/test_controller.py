@@ -57,6 +57,26 @@ async def test_a_pool_that_has_become_invalid_is_not_ready_in_the_metrics(contro
     assert b'joex_pool_condition{namespace="prod",pool="broken",type="Ready"} 0.0' in page
 
 
+class Silent(Broken):
+    """A fleet on which nothing of the namespace ``prod`` ever gets an answer."""
+
+    async def database_url(self, pool):
+        if pool.namespace == "prod":
+            await asyncio.Event().wait()
+        return await super().database_url(pool)
+
+
+async def test_a_namespace_with_many_pools_that_get_no_answer_holds_up_no_other():
+    controller = Controller(Silent(), worker="the operator")
+    running = asyncio.create_task(controller.run())
+    for number in range(1000):
+        controller.put(manifest(f"silent-{number}"))
+    controller.put(manifest("served", metadata={"namespace": "other"}))
+    assert await asked(controller) == "served"
+    running.cancel()
+    await asyncio.wait({running})
+
+
 class Counting(Broken):
     """A fleet whose executors have a home with a dot; counts how often it is asked for one."""
 

@@ -126,3 +126,16 @@ async def test_a_key_wakes_one_of_the_idle_workers() -> None:
             queue.add(key, 0.001)
             assert await looks.begun.get() == key
     assert changed.waits <= 10
+
+
+async def test_who_is_held_back_for_others_gets_a_look_when_a_worker_is_free_again() -> None:
+    queue, looks = WorkQueue[str](owner=lambda key: key[0]), Looks()
+    for key in ("a1", "a2", "a3", "b1"):
+        queue.add(key)
+    async with kept(queue, looks):
+        assert {await looks.begun.get(), await looks.begun.get()} == {"a1", "b1"}
+        queue.drop("a2")
+        queue.add("a1")
+        for _ in range(3):
+            looks.gate.release()
+        assert {await looks.begun.get(), await looks.begun.get()} == {"a1", "a3"}
