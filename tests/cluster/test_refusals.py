@@ -1,6 +1,7 @@
 """The API server or the operator names the invalid field of an object; one broken pool never stops another."""
 
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.cluster.connection import ApiError, Object
 from tests.support.cluster.objects import FOR_POOLS
-from tests.support.cluster.system import System, condition
+from tests.support.cluster.system import POOLS, System, condition
 from tests.support.postgres import TestServer
 
 POLICY = {"type": "Executors", "value": 1, "periodSeconds": 60}
@@ -126,6 +127,27 @@ async def test_the_database_of_a_pool_can_not_be_changed(system: System) -> None
     await system.pool()
     with pytest.raises(ApiError, match=r"spec\.database: .*database can't be changed: make another pool"):
         await system.pool(database={"secretName": "other"})
+
+
+@pytest.mark.parametrize("depth", [1200, 9000])
+async def test_an_object_hides_no_other_however_deeply_it_is_nested(system: System, depth: int) -> None:
+    """The API server takes it. Python's parser, which must read it together with all others, does not."""
+    first = system.operator()
+    manifest = json.dumps({**system.manifest("deep"), "spec": {**system.manifest()["spec"], "template": {"x": "deep"}}})
+    manifest = manifest.replace('"deep"}', '{"a":' * depth + "1" + "}" * (depth + 1))
+    path = f"/apis/joex.dev/v1alpha1/namespaces/{system.namespace}/joexpools"
+    # (The answer is a table, because this client could not read the object either.)
+    table = {"accept": "application/json;as=Table;v=v1;g=meta.k8s.io", "includeObject": "None"}
+    await system.api.request("POST", path, manifest.encode(), **table)
+    try:
+        await system.pool("before", replicas=0)
+        await system.until_reason("AtZero", name="before")
+        await first.kill()
+        system.operator("next")  # which finds both
+        await system.pool("after", replicas=0)
+        await system.until_reason("AtZero", name="after")
+    finally:
+        await system.api.delete(POOLS, "deep", system.namespace)
 
 
 async def test_a_pool_with_the_wrong_secret_says_what_is_wrong_and_goes_on_when_it_is_mended(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeAlias
@@ -12,6 +11,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
+from joex_operator.cluster import shallow_json
 from joex_operator.control.fleet import FleetError
 from joex_operator.metrics import OperatorMetrics
 
@@ -150,7 +150,7 @@ def _error(status: int, answer: Object) -> type[ApiError]:
 def _read(text: bytes) -> Object | None:
     """The object of an answer; None: it has none, as when it comes from a proxy."""
     try:
-        answer = json.loads(text or b"{}")
+        answer = shallow_json.read(text or b"{}")
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None

@@ -8,18 +8,53 @@ API server has no older changes any more, for example after its restart: so the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import kopf
 from kubernetes.aio.client import ApiClient
 from yarl import URL
 
+from joex_operator.cluster import shallow_json
 from joex_operator.cluster.kubernetes_api import describe
 
 _LOGIN_EVERY = 2.0
 """Seconds between two sessions, because kopf asks for a new one after each 401."""
+
+
+class _Lines:
+    """The body of an answer, whose lines kopf parses: each is an event of a watch."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._body, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """As the body's, in whole lines."""
+        rest = b""
+        async for data in self._body.iter_chunked(size):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield shallow_json.shallow(line) + b"\n"
+        yield rest
+
+
+class _Answer(aiohttp.ClientResponse):
+    """An answer of the API server, in which no object is nested too deeply for kopf."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        """As aiohttp's."""
+        await super().start(connection)
+        self.content: Any = _Lines(self.content)
+        return self
+
+    async def json(self, **_: Any) -> Any:
+        """As aiohttp's."""
+        return shallow_json.read(await self.read())
 
 
 class WatchSession:
@@ -66,6 +101,7 @@ class WatchSession:
             proxy=configuration.proxy,
             trust_env=True,  # as the operator's client does
             trace_configs=[tracing],
+            response_class=_Answer,
         )
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=self._session)
 

@@ -64,13 +64,13 @@ class Connection:
         accept: str = "application/json",
         **parameters: str,
     ) -> Object:
-        """Send a request and return the answer's JSON.
+        """Send a request and return the answer's JSON. ``body``: an object, or its JSON.
 
         Raises:
             ApiError: the API refused it.
             httpx.TransportError: the API does not answer.
         """
-        content = None if body is None else json.dumps(body).encode()
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         headers = {**self._headers(), "Content-Type": media, "Accept": accept}
         answer = await self._http.request(method, path, content=content, params=parameters, headers=headers)
         while method == "GET" and answer.status_code == httpx.codes.TOO_MANY_REQUESTS:  # its cache is being filled
