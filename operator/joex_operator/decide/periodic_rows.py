@@ -183,8 +183,9 @@ def _lies_elsewhere(key: TaskKey, row: NewPeriodicTask | None) -> bool:
 
 
 def _is_as_asked(found: PeriodicTask | None, row: NewPeriodicTask) -> bool:
-    return found is not None and all(
-        _text(getattr(found, field.name)) == _text(getattr(row, field.name)) for field in fields(row)
+    names = [field.name for field in fields(row)]
+    return found is not None and _text([getattr(found, name) for name in names]) == _text(
+        [getattr(row, name) for name in names]
     )
 
 

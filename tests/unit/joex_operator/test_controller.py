@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from joex_operator.api.names import API_VERSION
+from joex_operator.control import periodic_reconciler
 from joex_operator.control.controller import Controller
 from joex_operator.control.fleet import FleetError
 from joex_operator.local.fleet import ProcessFleet
@@ -73,6 +75,34 @@ async def test_a_namespace_with_many_pools_that_get_no_answer_holds_up_no_other(
         controller.put(manifest(f"silent-{number}"))
     controller.put(manifest("served", metadata={"namespace": "other"}))
     assert await asked(controller) == "served"
+    running.cancel()
+    await asyncio.wait({running})
+
+
+@pytest.mark.parametrize("step", ["desired_row", "condition"])
+async def test_ten_thousand_periodic_tasks_of_a_namespace_leave_time_for_all_else(monkeypatch, step):
+    """To read one takes a millisecond: an operator that read them all at once would lose its lease."""
+    done, most = 0, 0
+    original = getattr(periodic_reconciler, step)
+
+    def counted(*given):
+        nonlocal done
+        done += 1
+        return original(*given)
+
+    monkeypatch.setattr(periodic_reconciler, step, counted)
+    controller = Controller(Broken(), worker="the operator")
+    for number in range(100):
+        metadata = {"name": f"task-{number}", "namespace": "prod"}
+        spec = {"pool": "none", "task": "a", "timer": "*-*-* 03:00"}
+        controller.put({"apiVersion": API_VERSION, "kind": "PeriodicTask", "metadata": metadata, "spec": spec})
+    running = asyncio.create_task(controller.run())
+    async with asyncio.timeout(PATIENCE):
+        while done < 100:
+            before = done
+            await asyncio.sleep(0)
+            most = max(most, done - before)
+    assert most <= 2
     running.cancel()
     await asyncio.wait({running})
 
