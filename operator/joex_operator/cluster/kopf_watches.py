@@ -69,6 +69,7 @@ class KopfWatches:
         paths = [path_of(namespace, kind) for kind in _LISTED for namespace in self._namespaces or ("",)]
         self._loop = asyncio.get_running_loop()
         self._needs_resync = asyncio.Event()
+        self._complete: set[str] = set()
         self._session = WatchSession(api.client, paths, self._note_list)
 
     def problem(self) -> str | None:
@@ -166,14 +167,23 @@ class KopfWatches:
             if self._fleet.mark_deleted({**body, "kind": _OBJECTS[plural]}):
                 self._controller.remove(_OBJECTS[plural], body["metadata"]["namespace"], body["metadata"]["name"])
             return
-        else:
+        elif self._is_complete(body["metadata"]["namespace"]):
             self._put_object(_OBJECTS[plural], body)
+            return
+        else:
+            if self._claims.holds(body["metadata"]["namespace"]):  # otherwise a resync follows when it has been claimed
+                self.request_resync()
             return
         if changed_object is not None:
             self._controller.enqueue(changed_object.namespace, changed_object.pool)
 
     async def resync(self) -> None:
-        """List everything, and correct what the watches have missed."""
+        """List everything, and correct what the watches have missed.
+
+        The objects of a namespace reach the controller together at first: a pool without its periodic tasks would mean
+        that these were deleted, and the controller would delete their rows.
+        """
+        first: list[tuple[str, Object]] = []
         for kind in _LISTED:
             for namespace in self._namespaces or ("",):
                 query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
@@ -181,16 +191,31 @@ class KopfWatches:
                 async for page in self._api.pages(path_of(namespace, kind), **query):
                     at = at or version(page)
                     there |= {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page["items"]}
-                    self._take_page(kind, page["items"])
+                    self._take_page(kind, page["items"], first)
                 self._forget_absent(kind, there, at, namespace)
+        named = (*self._namespaces, *(body["metadata"]["namespace"] for _, body in first))
+        held = set(filter(self._claims.holds, named))
+        for kind, body in first:
+            if body["metadata"]["namespace"] in held:
+                self._put_object(kind, body)
+        self._complete |= held
 
-    def _take_page(self, kind: str, bodies: Sequence[Object]) -> None:
+    def _take_page(self, kind: str, bodies: Sequence[Object], first: list[tuple[str, Object]]) -> None:
         if kind in _OBJECTS:
             for body in bodies:
-                self._put_object(_OBJECTS[kind], body)
+                if self._is_complete(body["metadata"]["namespace"]):
+                    self._put_object(_OBJECTS[kind], body)
+                else:
+                    first.append((_OBJECTS[kind], body))
             return
         for pool in self._indexer(kind).put_all(bodies):
             self._controller.enqueue(*pool)
+
+    def _is_complete(self, namespace: str) -> bool:
+        """Whether the controller has all objects of a namespace, which this release holds."""
+        if not self._claims.holds(namespace):  # it has been deleted
+            self._complete.discard(namespace)
+        return namespace in self._complete
 
     def _forget_absent(self, kind: str, there: Collection[Key], at: int, namespace: str) -> None:
         if kind in _OBJECTS:
@@ -204,8 +229,6 @@ class KopfWatches:
         return self._fleet.cache.deployments if kind == "deployments" else self._fleet.cache.pods
 
     def _put_object(self, kind: str, body: Mapping[str, Any]) -> None:
-        if not self._claims.holds(body["metadata"]["namespace"]):
-            return  # a resync finds it when the namespace has been claimed
         manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
         if self._fleet.keep_status(manifest):  # a list may come after a newer event
             self._controller.put({key: value for key, value in manifest.items() if key != "status"})

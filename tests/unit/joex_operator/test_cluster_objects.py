@@ -1,17 +1,24 @@
 """The cache of pools and periodic tasks, if older lists come after newer events."""
 
+import asyncio
+
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
 from joex_operator.api.objects import Ref
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kopf_watches import KopfWatches
-from joex_operator.cluster.kubernetes_api import KubernetesApi
+from joex_operator.cluster.kubernetes_api import KubernetesApi, NotFound
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.controller import Controller
+from joex_operator.control.periodic_reconciler import PeriodicReconciler
+from joex_operator.control.pool_reconciler import PoolReconciler
 from joex_operator.metrics import OperatorMetrics
+from tests.support.waiting import PATIENCE
+from tests.unit.joex_operator.builders import manifest
 
 PLACE = ("prod", "documents")
+POOL = manifest()["spec"]
 
 
 def body(version, name="documents", namespace="prod", **status):
@@ -56,6 +63,52 @@ def deployment(name):
     labels = {"joex.dev/pool": "documents", "joex.dev/replica": name}
     metadata = {"namespace": "prod", "name": name, "uid": f"uid of {name}", "resourceVersion": "5", "labels": labels}
     return {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1, "template": {"metadata": {}}}}
+
+
+class Objects(KubernetesApi):
+    """A cluster with a pool and its periodic task, whose Lease is free."""
+
+    async def get(self, path, **_):
+        await asyncio.sleep(0.01)  # as over a network: all else goes on meanwhile
+        if path.endswith("/leases/joex.dev"):
+            raise NotFound(path)
+        metadata = {"namespace": "prod", "uid": "1", "resourceVersion": "10"}
+        pool = {"metadata": {**metadata, "name": "documents"}, "spec": POOL}
+        task = {"metadata": {**metadata, "name": "nightly"}, "spec": {"pool": "documents", "task": "a", "timer": "*:*"}}
+        items = {"joexpools": [pool], "periodictasks": [task]}.get(path.rpartition("/")[2], [])
+        return {"metadata": metadata, "items": items}
+
+    async def create(self, _path, body, **_):
+        return body
+
+
+async def test_the_objects_of_a_namespace_that_is_claimed_late_reach_the_controller_together(monkeypatch):
+    """A release of the whole cluster claims at work. A pool without its tasks would mean that these are deleted."""
+    seen = asyncio.Queue()
+
+    async def reconcile(_, namespace, tasks, pools):
+        seen.put_nowait((namespace, len(tasks), len(pools)))
+
+    async def nothing(*_):
+        return 60.0
+
+    monkeypatch.setattr(PeriodicReconciler, "reconcile", reconcile)
+    monkeypatch.setattr(PoolReconciler, "reconcile", nothing)
+    monkeypatch.setattr(Controller, "_note_url", nothing)
+    async with ApiClient(Configuration()) as client:
+        api = Objects(client, OperatorMetrics())
+        claims = NamespaceClaims(api, "joex")
+        fleet = ClusterFleet(api, image="joex", identity="operator", uid_of=str)
+        controller = Controller(fleet, worker="operator")
+        watches = KopfWatches(api, fleet, controller, (), claims=claims, identity="operator")
+        running = asyncio.create_task(controller.run())
+        await watches.resync()
+        await claims.claim(["prod"])
+        await watches.resync()
+        async with asyncio.timeout(PATIENCE):
+            assert await seen.get() == ("prod", 1, 1)
+        running.cancel()
+        await asyncio.wait({running})
 
 
 @pytest.fixture
