@@ -70,6 +70,7 @@ class KopfWatches:
         self._loop = asyncio.get_running_loop()
         self._needs_resync = asyncio.Event()
         self._complete: set[str] = set()
+        claims.on_loss = self._abandon
         self._session = WatchSession(api.client, paths, self._note_list)
 
     def problem(self) -> str | None:
@@ -210,6 +211,10 @@ class KopfWatches:
             return
         for pool in self._indexer(kind).put_all(bodies):
             self._controller.enqueue(*pool)
+
+    def _abandon(self, namespace: str) -> None:
+        self._complete.discard(namespace)
+        self._controller.abandon(namespace)
 
     def _is_complete(self, namespace: str) -> bool:
         """Whether the controller has all objects of a namespace, which this release holds."""

@@ -46,6 +46,8 @@ class NamespaceClaims:
         self._uids: dict[str, str] = {}
         self._unread: dict[str, ApiError] = {}
         self._wanted = asyncio.Event()
+        self.on_loss: Callable[[str], None] = lambda _: None
+        """Called with each namespace that another release has taken."""
 
     def holds(self, namespace: str) -> bool:
         """Whether this release acts in a namespace. `run` claims each one that it was asked about."""
@@ -77,7 +79,7 @@ class NamespaceClaims:
         """Claim namespaces, or renew the claims.
 
         Raises:
-            FleetError: this release has lost a claim.
+            FleetError: this release can't renew a claim.
         """
         most = asyncio.Semaphore(_AT_ONCE)
 
@@ -97,7 +99,9 @@ class NamespaceClaims:
             del self._locks[namespace]
             self._held.discard(namespace)
         elif was_held and lock.other:
-            raise FleetError(f"the release {lock.other} has taken the namespace {namespace}")
+            self._held.discard(namespace)
+            _log.warning("%s", self._not_held(namespace))
+            self.on_loss(namespace)
         elif was_held and isinstance(lock.error, NamespaceTerminating):
             pass  # no other release can claim it either, and its executors have yet to leave
         elif was_held and time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE:
@@ -123,12 +127,12 @@ class NamespaceClaims:
         """Claim and renew until cancelled; calls ``on_gain`` when this release has gained namespaces.
 
         Raises:
-            FleetError: this release has lost a claim.
+            FleetError: this release can't renew a claim.
         """
         while True:
-            before = len(self._held)
+            before = set(self._held)
             await self.claim([namespace for namespace in self._locks if self._is_due(namespace)])
-            if len(self._held) > before:
+            if self._held - before:
                 on_gain()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY):

@@ -78,6 +78,7 @@ class Controller:
         self._urls: dict[Key, str] = {}
         self._failures: dict[Key, int] = {}
         self._under_way: dict[Key, float] = {}
+        self._abandoned: set[str] = set()
         self._pool_reconciler = PoolReconciler(fleet, self.databases, self.metrics, poll=poll)
         self._periodic_reconciler = PeriodicReconciler(fleet, self.databases, poll=poll)
 
@@ -85,6 +86,7 @@ class Controller:
         """Add an object, or replace one that has changed."""
         ref = reference(manifest)
         key = Key(ref.kind, ref.namespace, ref.name)
+        self._abandoned.discard(ref.namespace)
         before, self._objects[key] = self._objects.get(key), manifest
         # A changed status, which this operator writes itself, is no reason to reconcile.
         if before is not None and _desired_state(before) == _desired_state(manifest):
@@ -109,11 +111,26 @@ class Controller:
         if self._objects.pop(key, None) is None:
             return
         if kind == POOL:
-            self._queue.drop(key)
-            for known in (self._pools, self._refused, self._urls, self._failures):
-                known.pop(key, None)
-            self._pool_reconciler.forget(namespace, name)
+            self._forget_pool(key)
         self._queue.add(Key(PERIODIC, namespace))
+
+    def abandon(self, namespace: str) -> None:
+        """Do nothing more in a namespace: its objects are there, but another release acts for them.
+
+        To `remove` them would delete the rows of its periodic tasks.
+        """
+        self._abandoned.add(namespace)
+        for key in [key for key in self._objects if key.namespace == namespace]:
+            del self._objects[key]
+            if key.kind == POOL:
+                self._forget_pool(key)
+        self._queue.add(Key(PERIODIC, namespace))  # which closes databases that are not used any more
+
+    def _forget_pool(self, key: Key) -> None:
+        self._queue.drop(key)
+        for known in (self._pools, self._refused, self._urls, self._failures):
+            known.pop(key, None)
+        self._pool_reconciler.forget(key.namespace, key.name)
 
     def enqueue(self, namespace: str, pool: str) -> None:
         """Reconcile a pool soon, because its Deployments, pods or processes have changed."""
@@ -197,6 +214,9 @@ class Controller:
             await self._close_unused()
 
     async def _reconcile_periodic_tasks(self, key: Key) -> float | None:
+        if key.namespace in self._abandoned:
+            await self._close_unused()
+            return None
         here = {other: manifest for other, manifest in self._objects.items() if other.namespace == key.namespace}
         tasks = [manifest for other, manifest in here.items() if other.kind == PERIODIC]
         pools = {other: self._pools.get(other) for other in here if other.kind == POOL}

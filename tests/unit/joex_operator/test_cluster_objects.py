@@ -8,7 +8,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from joex_operator.api.objects import Ref
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kopf_watches import KopfWatches
-from joex_operator.cluster.kubernetes_api import KubernetesApi, NotFound
+from joex_operator.cluster.kubernetes_api import Conflict, KubernetesApi
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.controller import Controller
 from joex_operator.control.periodic_reconciler import PeriodicReconciler
@@ -66,28 +66,33 @@ def deployment(name):
 
 
 class Objects(KubernetesApi):
-    """A cluster with a pool and its periodic task, whose Lease is free."""
+    """A cluster with a pool and its periodic task, and a Lease that is free until it has a ``holder``."""
+
+    holder = ""
 
     async def get(self, path, **_):
         await asyncio.sleep(0.01)  # as over a network: all else goes on meanwhile
         if path.endswith("/leases/joex.dev"):
-            raise NotFound(path)
+            return {"metadata": {"name": "joex.dev"}, "spec": {"holderIdentity": self.holder}}
         metadata = {"namespace": "prod", "uid": "1", "resourceVersion": "10"}
         pool = {"metadata": {**metadata, "name": "documents"}, "spec": POOL}
         task = {"metadata": {**metadata, "name": "nightly"}, "spec": {"pool": "documents", "task": "a", "timer": "*:*"}}
         items = {"joexpools": [pool], "periodictasks": [task]}.get(path.rpartition("/")[2], [])
         return {"metadata": metadata, "items": items}
 
-    async def create(self, _path, body, **_):
+    async def replace(self, path, body):
+        if self.holder:
+            raise Conflict(path)
         return body
 
 
-async def test_the_objects_of_a_namespace_that_is_claimed_late_reach_the_controller_together(monkeypatch):
-    """A release of the whole cluster claims at work. A pool without its tasks would mean that these are deleted."""
+@pytest.fixture
+async def claimed_late(monkeypatch):
+    """A release of the whole cluster, which claims at work; notes how many tasks and pools it has reconciled."""
     seen = asyncio.Queue()
 
-    async def reconcile(_, namespace, tasks, pools):
-        seen.put_nowait((namespace, len(tasks), len(pools)))
+    async def reconcile(_, _namespace, tasks, pools):
+        seen.put_nowait((len(tasks), len(pools)))
 
     async def nothing(*_):
         return 60.0
@@ -102,13 +107,38 @@ async def test_the_objects_of_a_namespace_that_is_claimed_late_reach_the_control
         controller = Controller(fleet, worker="operator")
         watches = KopfWatches(api, fleet, controller, (), claims=claims, identity="operator")
         running = asyncio.create_task(controller.run())
-        await watches.resync()
-        await claims.claim(["prod"])
-        await watches.resync()
         async with asyncio.timeout(PATIENCE):
-            assert await seen.get() == ("prod", 1, 1)
+            yield api, claims, watches, controller, seen
         running.cancel()
         await asyncio.wait({running})
+
+
+async def test_the_objects_of_a_namespace_that_is_claimed_late_reach_the_controller_together(claimed_late):
+    """A pool without its periodic tasks would mean that these are deleted."""
+    _, claims, watches, _, seen = claimed_late
+    await watches.resync()
+    await claims.claim(["prod"])
+    await watches.resync()
+    assert await seen.get() == (1, 1)
+
+
+async def test_a_namespace_that_another_release_has_taken_is_left_alone_and_none_of_its_objects_taken_for_deleted(
+    claimed_late,
+):
+    api, claims, watches, controller, seen = claimed_late
+    await claims.claim(["prod"])
+    await watches.resync()
+    assert await seen.get() == (1, 1)
+    api.holder = "another"
+    await claims.claim(["prod"])  # is refused, because the Lease has changed
+    await claims.claim(["prod"])
+    await watches.resync()
+    controller.enqueue("prod", "documents")
+    assert controller._objects == {}
+    api.holder = ""
+    await claims.claim(["prod"])
+    await watches.resync()
+    assert await seen.get() == (1, 1)
 
 
 @pytest.fixture

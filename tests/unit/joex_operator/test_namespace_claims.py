@@ -156,11 +156,22 @@ async def test_of_two_releases_the_second_leaves_the_namespace_alone_and_says_so
     assert claims.holds("shop")
 
 
-async def test_a_release_whose_claim_another_one_has_got_starts_over(server: Server, claims: NamespaceClaims) -> None:
+async def test_who_takes_the_lease_of_a_namespace_stops_the_operator_in_no_other(
+    server: Server, claims: NamespaceClaims
+) -> None:
+    """Whoever may change Leases in a namespace can do so, such as users with the role `edit` there."""
+    lost: list[str] = []
+    claims.on_loss = lost.append
     assert server.lease is not None
     server.lease["spec"]["holderIdentity"] = "tools/joex-operator"
-    with pytest.raises(FleetError, match="the release tools/joex-operator has taken the namespace shop"):
-        await claims.claim(["shop"])
+    await claims.claim(["shop"])
+    assert (claims.holds("shop"), lost) == (False, ["shop"])
+    assert claims.problem() == (
+        "the release tools/joex-operator manages the namespace shop: joex/joex-operator leaves it alone"
+    )
+    server.lease["spec"]["holderIdentity"] = ""
+    await claims.claim(["shop"])
+    assert (claims.holds("shop"), lost, claims.problem()) == (True, ["shop"], None)
 
 
 async def test_a_namespace_that_is_made_again_has_another_uid(server: Server, claims: NamespaceClaims) -> None:
