@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from joex.core.text import cut
 from joex.store.periodic import PeriodicTask
 from joex_operator.api.names import selector
 from joex_operator.api.objects import Pool
 from joex_operator.decide.conditions import Condition, conditions
 from joex_operator.decide.plan import ObservedPool, Plan
 from joex_operator.decide.replicas import asked_for, crashing, draining, ready
+
+_LONGEST_MESSAGE = 1000
+"""A database server says what it likes, and the API server refuses a status with a message of more than 32,768."""
 
 
 def pool_status(
@@ -87,7 +91,7 @@ def dated(
             "observedGeneration": generation,
             "lastTransitionTime": _since(condition, before.get(condition.type), now),
             "reason": condition.reason,
-            "message": condition.message,
+            "message": cut(condition.message, _LONGEST_MESSAGE),
         }
         for condition in new
     ]

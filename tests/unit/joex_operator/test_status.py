@@ -339,3 +339,9 @@ def test_what_is_done_makes_an_event_for_each_reason():
 def test_many_replicas_are_not_all_named():
     (event,) = events_of_actions("documents", [CreateReplica(index, Why.DEMAND) for index in range(12)])
     assert event.message == "documents-0, documents-1, documents-2, documents-3, documents-4 and 7 more: demand"
+
+
+def test_what_a_server_says_at_length_is_cut_so_that_the_status_can_be_stored():
+    problem = DatabaseProblem("Unreachable", "no " * 100_000)
+    status = with_conditions([Condition("DatabaseReachable", "False", problem.reason, problem.message)], 1, {}, NOW)
+    assert len(status["conditions"][0]["message"]) <= 1000
