@@ -186,6 +186,8 @@ class Controller:
             del self._under_way[key]
         if key.kind == POOL:
             self.metrics.own.reconciled(time.monotonic() - began, ok=ok, now=datetime.now(UTC))
+            if key not in self._objects:  # it went meanwhile
+                self._forget_pool(key)
         if after is not None:
             self._queue.add(key, after)
 

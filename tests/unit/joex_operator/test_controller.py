@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from joex_operator.api.names import API_VERSION
+from joex_operator.api.objects import SpecError
 from joex_operator.control import periodic_reconciler
 from joex_operator.control.controller import Controller
 from joex_operator.control.fleet import FleetError
@@ -57,6 +58,30 @@ async def test_a_pool_that_has_become_invalid_is_not_ready_in_the_metrics(contro
         await controller._fleet.told.wait()
     page, _ = controller.metrics.render()
     assert b'joex_pool_condition{namespace="prod",pool="broken",type="Ready"} 0.0' in page
+
+
+class Gone(Broken):
+    """A fleet whose pools are deleted while they are reconciled."""
+
+    def template(self, pool):
+        self.controller.remove("JoexPool", pool.namespace, pool.name)
+        raise SpecError("spec.template: wrong")
+
+
+async def test_a_pool_that_is_deleted_while_it_is_reconciled_leaves_nothing_behind():
+    """Else the pools of others that serve its queues would leave it a part of the jobs for ever."""
+    fleet = Gone()
+    fleet.controller = controller = Controller(fleet, worker="the operator")
+    running = asyncio.create_task(controller.run())
+    controller.put(manifest("broken"))
+    async with asyncio.timeout(PATIENCE):
+        await fleet.told.wait()
+    while controller._under_way:
+        await asyncio.sleep(0)
+    page, _ = controller.metrics.render()
+    assert b'pool="broken"' not in page
+    running.cancel()
+    await asyncio.wait({running})
 
 
 class Silent(Broken):
