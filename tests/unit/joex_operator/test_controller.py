@@ -12,7 +12,7 @@ from joex_operator.control import periodic_reconciler
 from joex_operator.control.controller import Controller
 from joex_operator.control.fleet import FleetError
 from joex_operator.local.fleet import ProcessFleet
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 from tests.unit.joex_operator.builders import manifest
 
 
@@ -76,8 +76,7 @@ async def test_a_pool_that_is_deleted_while_it_is_reconciled_leaves_nothing_behi
     controller.put(manifest("broken"))
     async with asyncio.timeout(PATIENCE):
         await fleet.told.wait()
-    while controller._under_way:
-        await asyncio.sleep(0)
+    await eventually(lambda: not controller._under_way, why="the reconcile has ended")
     page, _ = controller.metrics.render()
     assert b'pool="broken"' not in page
     running.cancel()
