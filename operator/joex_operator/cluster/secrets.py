@@ -7,6 +7,7 @@ import base64
 import binascii
 import hashlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from joex.core.url import check_database_url
 from joex_operator.api.names import ALLOWED
@@ -17,6 +18,8 @@ from joex_operator.metrics import database_name
 
 _KEPT_FOR = 300.0
 _RECHECKED_IN = 10.0
+_DIGESTING = ThreadPoolExecutor(1)
+"""A thread of its own: those of asyncio may all wait for the names of hosts that pools have in their URLs."""
 
 
 class Secrets:
@@ -79,7 +82,8 @@ class Secrets:
         async with self._digesting:
             known = self._digests.get((pool.namespace, pool.name))
             if known is None or known[:2] != (pool.uid, content):
-                made = await asyncio.to_thread(_slow_digest, content, pool.uid)
+                loop = asyncio.get_running_loop()
+                made = await loop.run_in_executor(_DIGESTING, _slow_digest, content, pool.uid)
                 self._digests[pool.namespace, pool.name] = (pool.uid, content, made)
 
     def database(self, pool: Pool) -> str:

@@ -1,8 +1,10 @@
 """The digests of the URLs in secrets, by which a changed one reaches the executors."""
 
+import asyncio
 import base64
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +14,7 @@ from joex_operator.cluster.secrets import Secrets
 from joex_operator.control.fleet import UrlUnknown
 from joex_operator.decide.manifests import replica_deployment, template_hash
 from joex_operator.decide.plan import DatabaseProblem
+from tests.support.waiting import PATIENCE
 from tests.unit.joex_operator.builders import pool
 
 
@@ -75,6 +78,21 @@ async def test_slow_digests_hold_up_nothing_else_that_the_operator_does(monkeypa
         assert secrets.digest(pool())
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
+
+
+async def test_names_of_hosts_that_no_server_resolves_hold_up_no_pool_of_another() -> None:
+    """asyncio looks names up in its own threads, which are few, and each look-up may take a minute."""
+    api = Api()
+    api.data = {"url": "postgresql://app:one@db/shop"}
+    loop, resolved = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    looking_up = loop.run_in_executor(None, resolved.wait)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            assert await secrets_of(api).database_url(pool()) == api.data["url"]
+    finally:
+        resolved.set()
+        await looking_up
 
 
 async def test_a_replica_notes_its_database_and_no_part_of_the_login() -> None:
