@@ -498,7 +498,8 @@ async def test_lines_wait_while_no_connection_comes_in_time(bench, me, proxy, mo
 @pytest.fixture
 async def unanswered(bench, me, database_url, monkeypatch):
     """A writer whose line is sent to a server that does not answer; and the events of the writer."""
-    is_sent, events = asyncio.Event(), []
+    is_sent = asyncio.Event()
+    events: list[Any] = []
 
     async def silent(*_):
         is_sent.set()

@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -220,6 +221,9 @@ async def test_callers_that_read_no_answer_keep_no_other_waiting(authority, file
         pause(self)
         unread.append(self)
 
+    def are_paused(many: int) -> bool:
+        return len({one for one in unread if one.flow.write_paused}) >= many
+
     async with served(files, unsent=4096) as port, AsyncExitStack() as stack:
         monkeypatch.setattr(slow_callers.TimedProtocol, "pause_writing", pause_writing)
         for nr in range(3):
@@ -228,7 +232,7 @@ async def test_callers_that_read_no_answer_keep_no_other_waiting(authority, file
             writer = slow[1]
             writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
             writer.write(b"GET /known HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await eventually(lambda most=nr: len({one for one in unread if one.flow.write_paused}) > most)
+            await eventually(partial(are_paused, nr + 1))
         reader, writer = await asyncio.open_connection("localhost", port, ssl=trusting(authority))
         stack.callback(writer.close)
         writer.write(b"GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -89,7 +89,7 @@ class Objects(KubernetesApi):
 @pytest.fixture
 async def claimed_late(monkeypatch):
     """A release of the whole cluster, which claims at work; notes how many tasks and pools it has reconciled."""
-    seen = asyncio.Queue()
+    seen: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
 
     async def reconcile(_, _namespace, tasks, pools):
         seen.put_nowait((len(tasks), len(pools)))

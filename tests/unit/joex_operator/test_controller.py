@@ -63,6 +63,8 @@ async def test_a_pool_that_has_become_invalid_is_not_ready_in_the_metrics(contro
 class Gone(Broken):
     """A fleet whose pools are deleted while they are reconciled."""
 
+    controller: Controller
+
     def template(self, pool):
         self.controller.remove("JoexPool", pool.namespace, pool.name)
         raise SpecError("spec.template: wrong")
