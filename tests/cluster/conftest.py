@@ -153,8 +153,17 @@ def database_url(cluster: Cluster, postgres: TestServer, database_name: str) -> 
 
 @pytest.fixture
 async def system(
-    cluster: Cluster, api: Api, namespace: str, pool: asyncpg.Pool, database_url: str
+    request: pytest.FixtureRequest,
+    cluster: Cluster,
+    api: Api,
+    namespaces: Namespaces,
+    *,
+    namespace: str,
+    pool: asyncpg.Pool,
+    database_url: str,
 ) -> AsyncIterator[System]:
     """Joex in the test's namespace, on the test's database; without an operator."""
     async with System(cluster, api, namespace, pool, database_url) as system:
         yield system
+        if request.node.stash.get(_FAILED, False):
+            print(await namespaces.tell())  # here, because the namespace ends with the system

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import asyncpg
 import pytest
 
 from tests.support.cluster.api import Api
@@ -41,6 +42,7 @@ from tests.support.cluster.objects import (
 )
 from tests.support.cluster.processes import marked, runs
 from tests.support.cluster.providers import Cluster
+from tests.support.cluster.system import System
 from tests.support.waiting import eventually
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - in a pod
@@ -387,6 +389,17 @@ async def test_an_image_says_what_runs_and_one_that_nobody_knows_does_not_start(
     [user, address] = await last_words(api, "known", namespace)
     assert (user, address) == ("me", (await api.get("pods", "known", namespace))["status"]["podIP"])
     await api.until("pods", "unknown", waits("ErrImagePull"), namespace)
+
+
+async def test_nothing_starts_again_in_the_namespace_of_a_test_that_has_ended(
+    cluster: Cluster, api: Api, namespace: str, pool: asyncpg.Pool, database_url: str
+) -> None:
+    """The controllers may not know the definition of its pools yet, and would keep its Deployments for that long."""
+    async with System(cluster, api, namespace, pool, database_url):
+        await api.create(deployment("one", python(FOREVER)), namespace)
+        await api.until("deployments", "one", is_available(1), namespace)
+    await api.until("deployments", "one", lambda found: found is None, namespace)
+    await api.until_all("pods", lambda found: not found, namespace)
 
 
 async def test_nothing_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:

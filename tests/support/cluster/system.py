@@ -117,9 +117,9 @@ class System:
             operator.close()
         for pod in await self.api.get_all("pods", self.namespace):
             print(f"pod {pod['metadata']['name']}:\n{await self.cluster.log(self.api, pod)}")
-        # Before the database goes, because these processes would only complain.
-        for pool in await self.api.get_all(POOLS, self.namespace):
-            await self.api.delete(POOLS, pool["metadata"]["name"], self.namespace)
+        # Before the database goes, because these processes would only complain. In a namespace that ends, nothing makes
+        # them anew: not even a Deployment of a pool, which outlives it for a minute if its definition is new.
+        await self.api.delete("namespaces", self.namespace)
         for pod in await self.api.get_all("pods", self.namespace):
             await self.api.delete("pods", pod["metadata"]["name"], self.namespace, grace=0)
 
