@@ -101,10 +101,15 @@ async def owner(application: Any) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
+OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {}  # of each application the same, and expensive to describe
+
+
 async def every_operation(http: httpx.AsyncClient) -> dict[tuple[str, str], dict[str, Any]]:
     """Each method and path with its description."""
-    paths = (await http.get("/openapi.json")).json()["paths"]
-    return {(method, path): one for path, methods in paths.items() for method, one in methods.items()}
+    if not OPERATIONS:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        OPERATIONS.update({(method, path): one for path, methods in paths.items() for method, one in methods.items()})
+    return OPERATIONS
 
 
 def filled(path: str) -> str:
