@@ -14,12 +14,12 @@ from uuid import UUID
 
 import asyncpg
 import httpx
-import yaml
 
 from joex import Client
 from tests.support.apps import EFFECTS_URL, Effects
 from tests.support.cluster.api import Api
 from tests.support.cluster.connection import Object
+from tests.support.cluster.definitions import FILES
 from tests.support.cluster.objects import FOR_POOLS
 from tests.support.cluster.providers import Cluster
 from tests.support.processes import Process
@@ -101,8 +101,8 @@ class System:
 
     async def __aenter__(self) -> Self:
         await self.effects.prepare()
-        for path in sorted((ROOT / "crds").glob("*.yaml")):
-            await self.api.apply(yaml.safe_load(path.read_text()))
+        for definition in FILES.values():
+            await self.api.apply(definition)
         await self.set_url(self.url)
         files = {path.replace("/", "-"): (ROOT / path).read_text() for path in _FILES}
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": APP}, "data": files}
