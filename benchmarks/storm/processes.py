@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.processes import die_with_parent
+from tests.support.parent import die_with_parent
 
 _ROOT = Path(__file__).parents[2]
 

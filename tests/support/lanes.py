@@ -45,7 +45,7 @@ import psutil
 import pytest
 
 from tests.support import reruns
-from tests.support.processes import die_with_parent
+from tests.support.parent import die_with_parent
 from tests.support.reruns import Failure
 
 LANES = min(5, 3 * (os.cpu_count() or 1))

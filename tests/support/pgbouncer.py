@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import psutil
 
+from tests.support.parent import die_with_parent
 from tests.support.postgres import TestServer, free_port
-from tests.support.processes import die_with_parent
 from tests.support.waiting import eventually
 
 _ROOT = Path(__file__).parents[2]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,12 +16,11 @@ from typing import Any, Self
 from tests.support import loaded
 from tests.support.apps import EFFECTS_URL, ENDS, TROUBLE, Effects
 from tests.support.loaded import Fork
+from tests.support.parent import die_with_parent
 from tests.support.waiting import eventually
 
 _ROOT = Path(__file__).parents[2]
-_SET_PARENT_DEATH_SIGNAL = 1
 _JOEX = [sys.executable, "-m", "joex"]
-_libc = ctypes.CDLL(None, use_errno=True)
 
 SHORT = 3.0
 """Seconds: a lease for tests that wait for its end. A machine that stalls for a second does not end it, and interrupted
@@ -210,8 +208,3 @@ class ExecutorProcesses:
             return await self._effects.executor_of(process.pid)
 
         return int(await eventually(found, why=f"{process.app_id} is registered"))
-
-
-def die_with_parent() -> None:
-    """Called in the new process: the kernel kills it with the tests, so that none stays behind."""
-    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)

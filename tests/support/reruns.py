@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import die_with_parent
+from tests.support.parent import die_with_parent
 from tests.support.waiting import NotInTime
 
 MOST = 3

@@ -10,7 +10,7 @@ from typing import Self
 from joex.periodic_scheduler import PeriodicScheduler
 from joex.store import periodic
 from joex.store.database import connect, create_pool
-from tests.support.processes import die_with_parent
+from tests.support.parent import die_with_parent
 from tests.support.waiting import PATIENCE
 
 RECORD = """
