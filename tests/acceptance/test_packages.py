@@ -138,6 +138,11 @@ class Environment:
         return dict(re.split(" @ |==", line, maxsplit=1) for line in lines)
 
 
+@pytest.fixture(scope="module")
+def of_executor(folder: Path, wheel: Path) -> Environment:
+    return Environment(folder, wheel, "[executor]", LOWEST)
+
+
 def test_the_same_source_gives_the_same_bytes_whatever_the_modes_and_times_of_its_files_are(tmp_path: Path) -> None:
     for name in SOURCE:
         if (ROOT / name).is_dir():
@@ -243,10 +248,12 @@ def test_the_extra_sync_has_the_synchronous_client(
 
 
 @pytest.mark.parametrize("versions", BOTH, ids=lambda path: path.stem)
-async def test_the_extra_executor_runs_jobs_beside_any_fastapi(
-    folder: Path, wheel: Path, database_url: str, client: Client, versions: Path
+async def test_the_extra_executor_runs_jobs_beside_any_fastapi(  # noqa: PLR0917 - fixtures
+    folder: Path, wheel: Path, of_executor: Environment, database_url: str, client: Client, versions: Path
 ) -> None:
-    env = await asyncio.to_thread(Environment, folder, wheel, "[executor]", versions)
+    env = of_executor
+    if versions != LOWEST:
+        env = await asyncio.to_thread(Environment, folder, wheel, "[executor]", versions)
     (locked,) = re.findall(r"^fastapi==(\S+)", LOCKED.read_text(), re.MULTILINE)
     assert (env.versions()["fastapi"] == locked) == (versions == LOCKED)
     (env.folder / "sums.py").write_text(PROGRAM)
@@ -303,11 +310,6 @@ async def order_and_confirm(name: str, env: Environment, of_executor: Environmen
 
 
 WANTED = {"fastapi": ("", "fastapi", "uvicorn"), "flask": ("[sqlalchemy]", "flask"), "django": ("[django,executor]",)}
-
-
-@pytest.fixture(scope="module")
-def of_executor(folder: Path, wheel: Path) -> Environment:
-    return Environment(folder, wheel, "[executor]", LOWEST)
 
 
 @pytest.mark.parametrize("name", WANTED)
