@@ -1,4 +1,7 @@
-"""`joex up`, as its user runs it: real processes on a real PostgreSQL, and no cluster."""
+"""`joex up`, as its user runs it: real processes on a real PostgreSQL, and no cluster.
+
+The test of the example starts it. Elsewhere it is forked with Joex loaded (tests/support/loaded), and starts executors.
+"""
 
 import asyncio
 import json
@@ -6,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +24,7 @@ import yaml
 from joex import Client
 from tests.support import loaded
 from tests.support.apps import EFFECTS_URL, Effects
+from tests.support.loaded import Fork
 from tests.support.postgres import TestServer
 from tests.support.processes import SHORT
 from tests.support.waiting import PATIENCE, eventually
@@ -55,7 +59,7 @@ class Up:
         self.file = folder / "pool.yaml"
         self.environment = dict(environment)
         self.events: list[dict[str, Any]] = []
-        self.process: Process
+        self.process: Fork
         self._reading: list[asyncio.Task[Any]] = []
         self.log: list[str] = []
         self._children: set[psutil.Process] = set()
@@ -67,14 +71,17 @@ class Up:
 
     async def start(self, *arguments: str) -> Self:
         """Start it, and wait until the file is read."""
-        self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "joex", "up", "-f", str(self.file), "--name", "here", "--json", *arguments),
-            cwd=ROOT,
-            env=self.environment,
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        self._reading = [asyncio.create_task(self._read_events()), asyncio.create_task(self._read_log())]
+        # (Blocking, for some milliseconds; with the first use in a session, until Joex is loaded.)
+        (events, output), (log, errors) = os.pipe(), os.pipe()
+        try:
+            self.process = Fork(
+                "joex", ["up", "-f", str(self.file), "--name", "here", "--json", *arguments],
+                environment=self.environment, folder=ROOT, output=output, errors=errors,
+            )  # fmt: skip
+        finally:
+            os.close(output)
+            os.close(errors)
+        self._reading = [asyncio.create_task(self._read_events(events)), asyncio.create_task(self._read_log(log))]
         await self.told("Loaded")
         return self
 
@@ -91,19 +98,18 @@ class Up:
     async def ended(self) -> int:
         """Wait until it has exited; returns its exit code."""
         await asyncio.wait_for(asyncio.gather(*self._reading), PATIENCE)
-        return await self.process.wait()
+        return await asyncio.to_thread(self.process.wait, PATIENCE)
 
     def executors(self) -> list[psutil.Process]:
         """The running processes of its executors. After its exit this still knows the processes that it has seen."""
-        if self.process.returncode is None:
+        if self.process.poll() is None:
             self._children.update(psutil.Process(self.process.pid).children())
         return [child for child in self._children if is_running(child)]
 
     async def close(self) -> None:
         """Kill the remaining processes."""
         executors = self.executors()
-        if self.process.returncode is None:
-            self.process.kill()
+        self.process.send_signal(signal.SIGKILL)
         for executor in executors:
             executor.kill()
         await self.ended()
@@ -112,15 +118,26 @@ class Up:
     def __str__(self) -> str:
         return "\n".join([*map(str, self.events), *self.log])
 
-    async def _read_events(self) -> None:
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
+    async def _read_events(self, end: int) -> None:
+        async for line in _lines(end):
             self.events.append(json.loads(line))
 
-    async def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        while line := await self.process.stderr.readline():
+    async def _read_log(self, end: int) -> None:
+        async for line in _lines(end):
             self.log.append(line.decode().rstrip())
+
+
+async def _lines(end: int) -> AsyncIterator[bytes]:
+    """The lines that come out of a pipe, until all have closed its other end."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(end, "rb")
+    )
+    try:
+        while line := await stream.readline():
+            yield line
+    finally:
+        transport.close()
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -345,7 +362,7 @@ async def test_kill_9_of_joex_up_leaves_no_process_and_loses_nothing(up, client,
         await effects.begun(job)
     executors = up.executors()
 
-    up.process.kill()
+    up.process.send_signal(signal.SIGKILL)
     assert await up.ended() == -signal.SIGKILL
     assert all(map(is_running, executors)), "they drain"
     await effects.flag("go")

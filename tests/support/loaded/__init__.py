@@ -68,6 +68,7 @@ def request(
     environment: Mapping[str, str],
     folder: Path,
     output: int,
+    errors: int | None = None,
     session: bool = False,
 ) -> socket.socket:
     """Ask for a process; returns a connection that receives an answer for its start, and another for its exit.
@@ -79,6 +80,7 @@ def request(
         environment: all variables of its environment.
         folder: its current folder.
         output: the file descriptor of its output.
+        errors: that of its standard error, if it is another one.
         session: whether it leads a session of its own.
     """
     content = {
@@ -91,7 +93,9 @@ def request(
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(server)
     with open(os.devnull) as nothing:  # noqa: PTH123 - a device
-        socket.send_fds(connection, [json.dumps(content).encode()], [nothing.fileno(), output, output])
+        socket.send_fds(
+            connection, [json.dumps(content).encode()], [nothing.fileno(), output, output if errors is None else errors]
+        )
     return connection
 
 
@@ -128,9 +132,12 @@ class Fork:
     """A forked process, with the methods of `subprocess.Popen` that tests need."""
 
     def __init__(
-        self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], folder: Path, output: int
-    ) -> None:
-        self._connection = request(address(), program, arguments, environment=environment, folder=folder, output=output)
+        self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], folder: Path, output: int,
+        errors: int | None = None,
+    ) -> None:  # fmt: skip
+        self._connection = request(
+            address(), program, arguments, environment=environment, folder=folder, output=output, errors=errors
+        )
         self.pid = pid_of(self._connection, self._connection.recv(MESSAGE))
         self.returncode: int | None = None
 
