@@ -8,12 +8,15 @@ import asyncpg
 import pytest
 from asyncpg.connection import LoggedQuery
 
+from joex.core.lease import Beat
 from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
+from joex.store import executors
 from joex.store import migrate as module
 from joex.store.database import connect
 from joex.store.jobs import json_text
 from joex.store.migrate import check_schema, definitions, migrate, migrations, schema_version
 from joex.store.runs import finish
+from joex.store.statement import Connection
 from joex_operator.control.database import Database
 from tests.support.waiting import eventually
 
@@ -276,7 +279,7 @@ async def test_whoever_uses_a_database_without_the_schema_is_told_to_migrate(emp
         await finish(empty, uuid4(), uuid4(), None, None)
 
 
-async def test_an_operator_that_migrates_a_database_asks_nobody_to_do_so(empty_database_url, caplog):
+async def test_an_operator_that_migrates_a_database_asks_nobody_to_do_so(empty_database_url, caplog, monkeypatch):
     class Nothing:
         def wake(self):
             """Called for each message on the channel of periodic tasks."""
@@ -285,12 +288,16 @@ async def test_an_operator_that_migrates_a_database_asks_nobody_to_do_so(empty_d
             """Do nothing."""
 
     nothing: Any = Nothing()
-    begun: list[str] = []
+    begun: list[Connection] = []
+    observe = executors.observe
+
+    async def observed(connection: Connection) -> Beat:
+        begun.append(connection)
+        return await observe(connection)
+
+    monkeypatch.setattr(executors, "observe", observed)
     database = Database(
-        empty_database_url,
-        lambda kind, _name: begun.append(kind),
-        migrate=True,
-        start_scheduler=lambda _pool, _name: nothing,
+        empty_database_url, lambda _kind, _name: None, migrate=True, start_scheduler=lambda _pool, _name: nothing
     )
     try:
         await eventually(lambda: len(begun) > 1, why="it has listened, found no schema, and listened again")
