@@ -11,8 +11,9 @@ of files have restrictions:
   such a lane dies, another one makes a cluster.
 - Files with a test that is marked ``heavy`` run one at a time, and not beside that build.
 
-Files of both kinds run as early as possible, because few lanes run them. The others follow tier by tier, those of the
-tiers with the longest files first: the last files are short, so that no lane runs alone for long.
+Files of both kinds run as early as possible, because few lanes run them. The files of the tiers faults, which mostly
+wait, and acceptance, which mostly compute, follow in turn, and then the other tiers: the last files are short, so that
+no lane runs alone for long.
 
 Each finished file gets a line at once, with its failures, because a test may end its lane; its seconds of CPU are those
 of the lane and its processes, without PostgreSQL's. The skips and durations of
@@ -77,7 +78,12 @@ class Share:
         for item in items:
             files.setdefault(item.nodeid.partition("::")[0], []).append(item)
         _write(folder / "all", {name: str(tests[0].path) for name, tests in files.items()})
-        self._left = {name: files[name] for name in sorted(files, key=lambda name: _place(files[name]))}
+        before = Counter[str]()  # files of the same tier
+        places = {}
+        for name, tests in files.items():
+            places[name] = (*_place(tests), before[_tier(tests)])
+            before[_tier(tests)] += 1
+        self._left = {name: files[name] for name in sorted(files, key=places.__getitem__)}
 
     def __iter__(self) -> Iterator[tuple[str, list[pytest.Item]]]:
         """Take one file after the other, until none is left for this lane; its locks are held until it has run."""
@@ -243,7 +249,9 @@ def pytest_report_teststatus() -> Generator[None, tuple[str, str, Any], tuple[st
 
 def _place(items: Sequence[pytest.Item]) -> tuple[bool, bool, int]:
     """The place of a file in the order: the lowest first."""
-    return not _is(items, "cluster"), not _is(items, "heavy"), -(*TIERS, "other").index(_tier(items))
+    tier = _tier(items)
+    step = (*TIERS, "other").index("faults" if tier == "acceptance" else tier)
+    return not _is(items, "cluster"), not _is(items, "heavy"), -step
 
 
 def _cpu_seconds() -> float:
