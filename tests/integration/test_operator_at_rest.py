@@ -155,9 +155,9 @@ class World:
         for _ in range(number):
             await self.bench.submit(**fields)
 
-    async def rest(self) -> None:
-        """Let ten polls pass."""
-        end = self.clock.now + POLLS * POLL
+    async def rest(self, polls: float = POLLS) -> None:
+        """Let so many polls pass."""
+        end = self.clock.now + polls * POLL
         while self.clock.due and self.reconciles <= MOST_RECONCILES:
             key = min(self.clock.due, key=lambda key: self.clock.due[key])
             if self.clock.due[key] > end:
@@ -416,3 +416,16 @@ async def test_a_pool_for_which_the_cluster_has_no_room_waits_for_no_news(world:
     world.clock.due.clear()
     world.controller._on_notification(world.fleet.url, "queue", "default")
     assert not world.clock.due
+
+
+@pytest.mark.parametrize("order", [{"suspend": True}, {"replicas": 0}], ids=["suspended", "fixed"])
+async def test_a_pool_that_may_grow_again_waits_for_news_before_its_next_poll(
+    order: dict[str, Any], world: World
+) -> None:
+    world.pool(**order)
+    await world.rest()
+    world.pool()
+    await world.rest(0.5)
+    world.clock.due.clear()
+    world.controller._on_notification(world.fleet.url, "queue", "default")
+    assert [key.name for key in world.clock.due] == ["documents"]

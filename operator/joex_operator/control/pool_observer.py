@@ -57,6 +57,16 @@ class PoolObserver:
         """A reconcile has made this plan."""
         self._can_grow[pool.namespace, pool.name] = scaling.can_grow(pool.spec, plan.sizing) and not plan.is_stuck
 
+    def next_reconcile(self, pool: Pool, now: float) -> float | None:
+        """Seconds until the growth watch of a pool needs the next reconcile; None: it needs none."""
+        watch = self.watch(pool)
+        if self._waits_for_news(pool) and watch.wants_arming(now):
+            return 0.0  # this plan is the first after which the pool can grow: until it is armed, no news comes
+        return watch.next_reconcile(now)
+
+    def _waits_for_news(self, pool: Pool) -> bool:
+        return self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
+
     def succeeded(self, pool: Pool, observed: ObservedPool, database: Database) -> None:
         """A reconcile has ended well; not before, because a pool may be refused its executors at each try."""
         self._sharers.observed(pool, database.name, observed.replicas)
@@ -103,7 +113,7 @@ class PoolObserver:
         watch, home = self.watch(pool), self._fleet.home(pool.namespace)
         name = app_id(home, pool.name)
         spec = pool.spec
-        can_grow = self._can_grow.get((pool.namespace, pool.name), True) and _by_demand(pool)
+        can_grow = self._waits_for_news(pool)
         own = self._sharers.starting(pool, database.name)
         async with database.connection() as connection:
             if watch.wants_disarming(time.monotonic(), can_grow=can_grow):

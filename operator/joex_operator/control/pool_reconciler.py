@@ -122,7 +122,7 @@ class PoolReconciler:
 
     def _requeue_after(self, pool: Pool, observed: ObservedPool, plan: Plan) -> float:
         # (A watch's recheck stays due while the database does not answer: it would be tried again at once, for ever.)
-        recheck = None if observed.demand is None else self._observer.watch(pool).next_reconcile(time.monotonic())
+        recheck = None if observed.demand is None else self._observer.next_reconcile(pool, time.monotonic())
         return min([self._poll, *(delay for delay in (plan.requeue_after, recheck) if delay is not None)])
 
     # Act.
