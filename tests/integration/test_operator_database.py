@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from joex.core.lease import Mark
-from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, SchemaError
 from joex.store import executors
 from joex.store.database import connect, create_pool
 from joex_operator.control.database import Database, database_problem
@@ -158,3 +158,18 @@ async def _is_reached(database):
         async with database.connection():
             return True
     return False
+
+
+async def test_an_outage_is_over_when_the_database_answers_with_an_error(database_url):
+    """The error concerns one pool: all others would fail for ten seconds without a try."""
+    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
+    database = Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler)
+    database._outage = DatabaseUnavailable("it is away")
+    try:
+        with pytest.raises(InvalidJob):
+            async with database.connection():
+                raise InvalidJob("by a check of the database")
+        async with database.connection() as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+    finally:
+        await database.close()

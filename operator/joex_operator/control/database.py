@@ -113,6 +113,8 @@ class Database:
                 self._is_prepared = False  # the database was dropped and created again
             if isinstance(error, DatabaseUnavailable) or not is_lent:
                 self._outage, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
+            else:
+                self._outage = None  # the database has answered: the error concerns this caller alone
             raise
 
     async def rescue(self, connection: Connection, most_losses: int) -> None:
