@@ -208,6 +208,13 @@ async def test_a_scope_changes_what_it_says_and_writes_no_table(roles_of, scope)
             assert not await session.fetchval(ask, relation, rights), relation
 
 
+async def test_a_grant_gives_the_same_where_the_owners_session_quotes_all_names(roles_of, connection):
+    plain = await roles_of("submit")
+    await connection.execute("SET quote_all_identifiers = on")
+    quoted = await roles_of("submit")
+    assert set(await may_call(quoted)) == set(await may_call(plain))
+
+
 async def test_a_role_without_scopes_can_call_and_read_nothing(roles_of):
     nobody = await roles_of()
     assert await may_call(nobody) == {}

@@ -287,8 +287,9 @@ CREATE OR REPLACE FUNCTION joex_private.secret_tables() RETURNS SETOF regclass L
     SELECT c.oid::regclass FROM pg_catalog.pg_class c WHERE c.relnamespace = 'joex_private'::regnamespace
            AND c.relname IN ('this_database', 'role_scope', 'role_bounds', 'api_token') $$;
 
+-- (Not by regnamespace, whose text has quotes where the session sets quote_all_identifiers.)
 CREATE OR REPLACE FUNCTION joex_private.name_of(p_function pg_catalog.pg_proc) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT p_function.pronamespace::regnamespace || '.' || p_function.proname $$;
+    SELECT n.nspname || '.' || p_function.proname FROM pg_catalog.pg_namespace n WHERE n.oid = p_function.pronamespace $$;
 
 -- After each migration: take all functions from PUBLIC, give those of scopes the owner's rights, pin the search_path, and grant
 -- each role what its scopes need. (CREATE OR REPLACE forgets rights and path, so this always belongs to the same transaction. A function
