@@ -1088,6 +1088,23 @@ async def test_the_grants_are_read_once_for_all_rows_of_a_view(peeker, bench, co
             assert await connection.fetchval(read) - before == calls
 
 
+async def test_the_grants_are_read_once_for_all_failed_jobs_that_a_bound_role_runs_again(roles_of, connection, bench):
+    """And it runs those alone that it may."""
+    me = await bench.executor()
+    theirs, mine = [await bench.job_in("failed", me, group=group) for group in ("theirs", "mine")]
+    for _ in range(20):
+        await bench.job_in("failed", me, group="theirs")
+    bound = await roles_of("operate", groups=["mine"])
+    role = await bound.fetchval("SELECT session_user::text")
+    read = "SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = 'bounds'"
+    await connection.execute(f"SET track_functions = 'all'; SET SESSION AUTHORIZATION {role}")
+    async with connection.transaction():
+        assert await connection.fetchval("SELECT joex.retry_failed()") == 1
+        assert await connection.fetchval(read) == 1
+    await connection.execute("RESET SESSION AUTHORIZATION; RESET track_functions")
+    assert [await bench.state(one) for one in (theirs, mine)] == ["failed", "waiting"]
+
+
 EVERYWHERE = ["submit", "view"], None, None
 
 

