@@ -341,9 +341,9 @@ BEGIN
         SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')
         FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
         WHERE c.oid = 'joex_private.job'::regclass AND a.privilege_type = 'UPDATE');
-    EXECUTE format('CREATE SEQUENCE joex_private.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
+    EXECUTE format('CREATE SEQUENCE IF NOT EXISTS joex_private.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
     -- (Not unlogged: a standby that is promoted may have an unlogged sequence that PostgreSQL can't read, see ADR 32.)
-    EXECUTE format('CREATE SEQUENCE joex_private.drawn_%s', v_id);
+    EXECUTE format('CREATE SEQUENCE IF NOT EXISTS joex_private.drawn_%s', v_id);
     IF v_takers IS NOT NULL THEN
         EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex_private.ring_cursor_%s, joex_private.drawn_%s TO %s', v_id, v_id, v_takers);
     END IF;
@@ -354,8 +354,10 @@ BEGIN
     RETURN NULL;
 END $$;
 REVOKE EXECUTE ON FUNCTION joex_private.make_ring_cursor() FROM PUBLIC;
--- (After the insertion: one that finds the name taken has made no sequence. Takes may try often, see serve_queue.)
+-- After the insertion: one that finds the name taken has made no sequence. (Takes may try often, see serve_queue.) Always: where a
+-- subscription inserts the row too, because what it writes next names the sequences. (It copies rows of sequences that exist.)
 CREATE TRIGGER make_ring_cursor AFTER INSERT ON joex_private.queue FOR EACH ROW EXECUTE FUNCTION joex_private.make_ring_cursor();
+ALTER TABLE joex_private.queue ENABLE ALWAYS TRIGGER make_ring_cursor;
 
 -- The next services of a queue, which a take of a large fleet has chosen for the takes after it (see sql/35_plans.sql). Not logged: it
 -- is worth nothing after a crash.
