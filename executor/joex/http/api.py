@@ -20,7 +20,7 @@ from joex.http.caller import needs_of
 from joex.http.dependencies import BEARER, refuse_unknown_parameters
 from joex.http.errors import add_handlers, problems
 from joex.http.executor_protocol import ExecutorProtocol
-from joex.http.route import Calls, Route, Turns
+from joex.http.route import Calls, Reports, Route, Turns
 from joex.http.tokens import Tokens
 
 LARGEST_BODY = 10_000_000
@@ -88,8 +88,7 @@ def create_api(
         routes=[*_ALL.routes],
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
-    api.state.reports = asyncio.Semaphore(2)  # see joex.http.dependencies.TheReports
-    api.state.turns, api.state.calls = Turns(), Calls()
+    api.state.turns, api.state.reports, api.state.calls = Turns(), Reports(), Calls()
     api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)
     api.state.keyed = KeyedJobs(
         client.connections,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 from uuid import UUID
@@ -18,6 +18,7 @@ from joex.http.caller import TheCaller
 from joex.http.errors import Answers, cut, problems
 from joex.http.executor_protocol import ExecutorProtocol
 from joex.http.models import Name
+from joex.http.route import Reports
 from joex.store.jobs import place_of
 
 
@@ -39,9 +40,9 @@ async def _executor(request: Request) -> ExecutorProtocol:
     return executor
 
 
-async def _reports(request: Request) -> asyncio.Semaphore:
-    reports: asyncio.Semaphore = request.app.state.reports
-    return reports
+async def _report(request: Request) -> AbstractAsyncContextManager[None]:
+    reports: Reports = request.app.state.reports
+    return reports.turn(request)
 
 
 async def _trace_context(
@@ -57,7 +58,7 @@ async def _trace_context(
 
 TheClient = Annotated[Client, Depends(_client)]
 TheExecutor = Annotated[ExecutorProtocol, Depends(_executor)]
-TheReports = Annotated[asyncio.Semaphore, Depends(_reports)]
+TheReport = Annotated[AbstractAsyncContextManager[None], Depends(_report)]
 """Held while a route reads all groups: few such calls read at a time, so that the others find a connection."""
 QueueFilter = Annotated[Name | None, Query(description="only of this queue")]
 GroupFilter = Annotated[Name | None, Query(description="only of this group")]

@@ -13,7 +13,7 @@ from fastapi import APIRouter, HTTPException, Path, Query, status
 from joex.core.access import Scope
 from joex.core.job import State
 from joex.http.caller import TheCaller, acting, needs
-from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, TheReports, refusals
+from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, TheReport, refusals
 from joex.http.errors import problems
 from joex.http.models import GroupBody, Name, QueueBody
 from joex.http.route import Route
@@ -101,7 +101,7 @@ class Stats:
 async def queue_state(
     client: TheClient,
     caller: TheCaller,
-    reports: TheReports,
+    report: TheReport,
     *,
     queue: QueueFilter = None,
     group: GroupFilter = None,
@@ -112,7 +112,7 @@ async def queue_state(
     The jobs of a kind have at most 4 MB of arguments, results and texts, and the lines of all logs as much.
     """
     most = most_bytes(caller)
-    async with reports, client.using() as connection:
+    async with report, client.using() as connection:
         held = await list_held(connection, queue, group, limit, caller.bounds, most_bytes=most)
         queued = await list_queued(connection, queue, group, limit, caller.bounds, most_bytes=most)
         wanted = Filter(queue, group, states=_ENDED, bounds=caller.bounds)
@@ -125,22 +125,22 @@ async def queue_state(
 
 
 @routes.get("/api/v1/stats", dependencies=[needs(Scope.VIEW)])
-async def queue_stats(client: TheClient, caller: TheCaller, reports: TheReports) -> Stats:
+async def queue_stats(client: TheClient, caller: TheCaller, report: TheReport) -> Stats:
     """Count the unfinished jobs of each queue, and show how its groups share the slots.
 
     For a token that is bound to groups, it counts their jobs alone, and shows no shares.
     """
-    async with reports, client.using() as connection:
+    async with report, client.using() as connection:
         return Stats(await stats.shared_queue_stats(connection, caller.bounds))
 
 
 @routes.get("/api/v1/queues", dependencies=[needs(Scope.VIEW)])
-async def list_paused_queues(client: TheClient, caller: TheCaller, reports: TheReports) -> Queues:
+async def list_paused_queues(client: TheClient, caller: TheCaller, report: TheReport) -> Queues:
     """List the queues that are paused. A bound token does not see which caller has paused them.
 
     A token that is bound to groups sees only queues in which these have unfinished jobs.
     """
-    async with reports, client.using() as connection:
+    async with report, client.using() as connection:
         return Queues(await stats.paused_queues(connection, caller.bounds))
 
 
@@ -161,10 +161,10 @@ async def set_queue(client: TheClient, caller: TheCaller, queue: Annotated[Name,
 
 @routes.get("/api/v1/groups", dependencies=[needs(Scope.VIEW)])
 async def list_groups(
-    client: TheClient, caller: TheCaller, reports: TheReports, queue: QueueFilter = None, limit: Limit = 100
+    client: TheClient, caller: TheCaller, report: TheReport, queue: QueueFilter = None, limit: Limit = 100
 ) -> Groups:
     """List groups: their unfinished jobs and their settings."""
-    async with reports, client.using() as connection:
+    async with report, client.using() as connection:
         return Groups(
             await stats.group_stats(connection, queue, limit, caller.bounds),
             await stats.group_settings(connection, queue, limit, caller.bounds),

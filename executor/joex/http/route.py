@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from json.decoder import WHITESPACE, JSONArray  # type: ignore[attr-defined] # typeshed lacks them
 from json.scanner import py_make_scanner  # type: ignore[attr-defined] # likewise
 from typing import Any, NoReturn
@@ -38,6 +38,8 @@ LARGE = 100_000
 """Bytes of a body that takes more than a few milliseconds to parse."""
 MOST_LARGE = 4
 """Large bodies of a caller at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
+MOST_REPORTS = 2
+"""Reports on all groups that read at a time, so that other calls find a connection."""
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
 _LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
@@ -142,14 +144,32 @@ def _refuse(detail: str) -> NoReturn:
 
 
 class Turns:
-    """At most `MOST_LARGE` large bodies of each caller at a time: of each, so that no tenant keeps others waiting."""
+    """At most so many of each caller at a time: of each, so that no tenant keeps others waiting."""
 
     def __init__(self) -> None:
         self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    def of(self, caller: str) -> asyncio.Semaphore:
-        """Held while a large body of this caller is read, and its call served."""
-        return self._of.setdefault(caller, asyncio.Semaphore(MOST_LARGE))
+    def of(self, caller: str, most: int) -> asyncio.Semaphore:
+        """Held during a turn of this caller."""
+        return self._of.setdefault(caller, asyncio.Semaphore(most))
+
+
+class Reports:
+    """Lets `MOST_REPORTS` read at a time, and as many of a caller wait for that: nobody waits for all of another's."""
+
+    def __init__(self) -> None:
+        self._turns, self._all = Turns(), asyncio.Semaphore(MOST_REPORTS)
+
+    @asynccontextmanager
+    async def turn(self, request: Request) -> AsyncIterator[None]:
+        """While the report of this request is read.
+
+        Raises:
+            HTTPException: 401: the token was revoked meanwhile.
+        """
+        async with self._turns.of((await caller_of(request)).name, MOST_REPORTS), self._all:
+            await refuse_if_revoked(request)
+            yield
 
 
 class _Request(Request):
@@ -170,7 +190,7 @@ class _Request(Request):
         length = self.headers.get("content-length", "0" if "transfer-encoding" not in self.headers else "")
         if not hasattr(self, "_body") and not (length.isdecimal() and int(length) <= LARGE):
             turns: Turns = self.app.state.turns
-            await self._turn.enter_async_context(turns.of((await caller_of(self)).name))
+            await self._turn.enter_async_context(turns.of((await caller_of(self)).name, MOST_LARGE))
         return await super().body()
 
     async def json(self) -> Any:

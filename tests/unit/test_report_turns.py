@@ -1,0 +1,44 @@
+"""Reports on all groups over HTTP: two read at a time, and the callers take turns."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import HTTPException, Request
+
+from joex.core.access import Scope
+from joex.http.caller import ASK_AGAIN, STATE, Caller
+from joex.http.route import Reports
+
+
+def request_of(name: str, **state: Any) -> Request:
+    caller = Caller(name, frozenset({Scope.VIEW}), groups=(name,))
+    return Request({"type": "http", "headers": [], "state": {STATE: caller, **state}})
+
+
+async def test_a_caller_waits_for_two_reports_of_another_one_however_many_that_one_wants():
+    reports, begun, may_end = Reports(), list[str](), asyncio.Event()
+
+    async def read(name: str) -> None:
+        async with reports.turn(request_of(name)):
+            begun.append(name)
+            await may_end.wait()
+
+    async def end_those_that_read() -> None:
+        assert begun == ["acme", "acme"]
+        may_end.set()
+
+    async with asyncio.TaskGroup() as group:  # (Tasks begin in the order in which they were made.)
+        for name in [*["acme"] * 10, "other"]:
+            group.create_task(read(name))
+        group.create_task(end_those_that_read())
+    assert begun == ["acme", "acme", "other", *["acme"] * 8]
+
+
+async def test_a_report_is_not_read_if_its_token_was_revoked_while_it_waited():
+    async def find_no_more() -> None:
+        return None
+
+    with pytest.raises(HTTPException, match="the token has expired, or was revoked"):
+        async with Reports().turn(request_of("acme", **{ASK_AGAIN: find_no_more})):
+            pytest.fail("it is read")
