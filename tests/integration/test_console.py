@@ -404,10 +404,17 @@ async def test_an_act_leads_back_to_the_page_and_the_search_that_it_is_on(
 
 
 async def test_the_names_in_its_commands_are_quoted_for_a_shell(browse: Open, client: Client) -> None:
-    await client.submit("a", group="$(id)", queue="new mail")
+    """One that is an option stays a name; and a terminal into which a command is pasted obeys no control character."""
+    for group in ("$(id)", "--help", "a\x03\n'id'\x9b"):
+        await client.submit("a", group=group, queue="new mail")
     console = browse()
     for path, command in (
-        ("/group?queue=new+mail&group=$(id)", "joex groups set '$(id)' --queue 'new mail' --weight 3"),
+        ("/group?queue=new+mail&group=$(id)", "joex groups set --queue 'new mail' --weight 3 -- '$(id)'"),
+        ("/group?queue=new+mail&group=--help", "joex groups set --queue 'new mail' --weight 3 -- --help"),
+        (
+            "/group?queue=new+mail&group=a%03%0A'id'%C2%9B",
+            r"joex groups set --queue 'new mail' --weight 3 -- $'a\003\012\047id\047\302\233'",
+        ),
         ("/fairness?queue=new+mail", "joex groups list --queue 'new mail'"),
     ):
         assert command in unescape((await console.get(path)).text)

@@ -45,7 +45,7 @@ class Views:
         )
         self._templates.filters |= {
             "span": span, "clock": clock, "moment": moment, "value": shown_value, "count": count, "plural": plural,
-            "params": params, "quoted": quote,
+            "params": params, "quoted": quoted,
         }  # fmt: skip
         folder = resources.files("joex.console") / "static"
         digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()[:12] for name in _STATIC}
@@ -158,6 +158,18 @@ def plural(number: int, word: str) -> str:
     ('1 job', '1,200 jobs')
     """
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def quoted(text: str) -> str:
+    r"""The text as one word of a shell, without control characters: a terminal into which it is pasted would obey them.
+
+    >>> print(quoted("new mail"), quoted("a\x03'"))
+    'new mail' $'a\003\047'
+    """
+    if text.isprintable():
+        return quote(text)
+    plain = (c if c.isprintable() and c not in "\\'" else "".join(f"\\{byte:03o}" for byte in c.encode()) for c in text)
+    return f"$'{''.join(plain)}'"
 
 
 def params(given: Mapping[str, Any]) -> str:
