@@ -532,6 +532,32 @@ async def test_a_line_that_is_on_its_way_when_the_executor_leaves_counts_as_drop
     assert [event.lines for event in events] == [1]
 
 
+async def test_an_executor_that_leaves_writes_its_lines_though_the_write_under_way_fails(
+    bench, me, database_url, monkeypatch
+):
+    """That write began earlier: its time ends first."""
+    job_id, is_sent, ends, note_many = await bench.submit(), asyncio.Event(), asyncio.Event(), runs.note_many
+
+    async def fail_once(*_):
+        monkeypatch.setattr(runs, "note_many", note_many)
+        is_sent.set()
+        await ends.wait()
+        raise DatabaseUnavailable("its time has ended")
+
+    monkeypatch.setattr(runs, "note_many", fail_once)
+    async with await create_pool(database_url, most=1) as pool:
+        writer = JobLogWriter(pool, 10, lambda _event: None)
+        writer.log(await bench.take_one(me), "info", "a line")
+        earlier = asyncio.create_task(writer.flush())
+        await is_sent.wait()
+        closing = asyncio.create_task(writer.close(60))
+        asyncio.get_running_loop().call_soon(ends.set)
+        with pytest.raises(DatabaseUnavailable):
+            await earlier
+        await closing
+    assert [line[-1] for line in await log_of(bench, job_id)] == ["a line"]
+
+
 async def test_progress_that_met_a_locked_row_is_written_before_the_end_of_its_run(
     bench, me, database_url, another_connection
 ):

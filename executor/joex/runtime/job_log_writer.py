@@ -109,8 +109,7 @@ class JobLogWriter:
     async def close(self, seconds: float) -> None:
         """Write the remaining lines, for at most this many seconds."""
         try:
-            async with asyncio.timeout(seconds):
-                await self.flush()
+            await self._flush_within(seconds)
         except (JoexError, OSError):
             if self._writing is not None:
                 self._writing.cancel()
@@ -141,14 +140,19 @@ class JobLogWriter:
             DatabaseUnavailable: there was no connection in this time.
         """
         with suppress(JoexError, OSError):
-            async with asyncio.timeout(seconds):
-                with suppress(JoexError, OSError):  # the first connection after an outage may be one from before it
-                    await self.flush()
-                await self.flush()
-                return True
+            await self._flush_within(seconds)
+            return True
         if not self._is_sent:
             raise DatabaseUnavailable("no connection came for the log lines")
         return False
+
+    async def _flush_within(self, seconds: float) -> None:
+        async with asyncio.timeout(seconds):
+            # The write under way may have begun long ago, and its time end now; and the first connection after an
+            # outage may be one from before it.
+            with suppress(JoexError, OSError):
+                await self.flush()
+            await self.flush()
 
     @property
     def is_empty(self) -> bool:
