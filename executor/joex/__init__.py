@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from joex.app import App
     from joex.client.client import Client
     from joex.client.groups import Groups
     from joex.client.keyed_jobs import KeyedJobs
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
     from joex.store.periodic import PeriodicTask
     from joex.store.stats import GroupSetting, GroupStats, PausedQueue
     from joex.store.subscriptions import ExecutorEvent, JobEvent
-    from joex.task import App, Task
+    from joex.task import Task
 
     __version__: str
 
 # Imported at first use: a command must handle SIGTERM before it imports slow modules.
 _MODULES = {
-    "App": "joex.task",
+    "App": "joex.app",
     "AppIdInUse": "joex.errors",
     "Attempt": "joex.store.job_logs",
     "Cancel": "joex.errors",

@@ -17,6 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from uuid import uuid4
 
+from joex.app import App
 from joex.client.client import Client
 from joex.context import ConnectionSource
 from joex.core.job import State, TakenJob
@@ -34,7 +35,6 @@ from joex.store.job_logs import LogEntry
 from joex.store.jobs import Job
 from joex.store.runs import LogLine, Progress
 from joex.store.statement import Connection
-from joex.task import App
 
 _MOST_LOSSES = 5
 _SCHEME = CountingScheme(4, 1)

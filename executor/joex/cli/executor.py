@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joex import tracing
+from joex.app import App
 from joex.cli.database import database
 from joex.cli.flags import with_settings
 from joex.cli.load import load_app
@@ -26,7 +27,6 @@ from joex.event_loop import new_event_loop
 from joex.http.certificate import Certificate, certificate_of
 from joex.http.listening import address_of, listen
 from joex.store.database import create_pool
-from joex.task import App
 
 if TYPE_CHECKING:
     import socket

@@ -9,8 +9,8 @@ from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
+from joex.app import App
 from joex.errors import ConfigError, JoexError
-from joex.task import App
 
 
 def load_app(place: str) -> App:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from joex.app import App
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
@@ -31,7 +32,6 @@ from joex.store.errors import translate
 from joex.store.migrate import check_schema
 from joex.store.runs import size_limits
 from joex.store.task_connections import TaskConnections
-from joex.task import App
 from joex.trouble import Trouble
 
 if TYPE_CHECKING:

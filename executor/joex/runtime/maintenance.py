@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from joex.app import App
 from joex.config import Settings
 from joex.core.duration import parse_duration
 from joex.core.events import Emit
@@ -23,7 +24,6 @@ from joex.store.database import connect
 from joex.store.jobs import json_text, read_json
 from joex.store.periodic import PeriodicTask, TaskKey
 from joex.store.statement import Connection
-from joex.task import App
 from joex.trouble import Trouble
 
 RETENTION = "joex.retention"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
+from joex.app import App
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
@@ -18,7 +19,6 @@ from joex.runtime.waits import unless, wait_for
 from joex.store import executors
 from joex.store.database import borrowed
 from joex.store.executors import NewExecutor, Other, Registered
-from joex.task import App
 from joex.trouble import Trouble
 
 if TYPE_CHECKING:

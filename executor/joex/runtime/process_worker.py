@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from joex.app import App
 from joex.context import Context, SyncConnection
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending
@@ -31,7 +32,7 @@ from joex.runtime.text import storable
 from joex.store.connection import BREAKS, drop
 from joex.store.database import connect
 from joex.store.statement import Connection
-from joex.task import App, Task
+from joex.task import Task
 from joex.tracing import flush, go_on_in
 
 if sys.platform == "win32":

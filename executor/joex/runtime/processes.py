@@ -18,12 +18,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from joex import tracing
+from joex.app import App
 from joex.context import RunReports
 from joex.errors import ConfigError
 from joex.runtime.process_channel import READY, Message, packed
 from joex.runtime.process_handle import LAST_BYTES_WITHIN, Ended, JsonText, Process, ProcessDied, is_closed
 from joex.runtime.run import Run
-from joex.task import App, Task
+from joex.task import Task
 
 GRACE = 3.0
 """Seconds that a process has to end by itself."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from joex.app import App
 from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
@@ -35,7 +36,6 @@ from joex.store import executors, runs
 from joex.store.database import borrowed
 from joex.store.runs import SizeLimits
 from joex.store.task_connections import TaskConnections
-from joex.task import App
 from joex.trouble import Trouble
 
 if TYPE_CHECKING:

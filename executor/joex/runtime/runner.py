@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
+from joex.app import App
 from joex.context import ConnectionSource, Context, RunReports, SyncConnection
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
@@ -27,7 +28,7 @@ from joex.runtime.process_handle import Ended, JsonText, ProcessDied
 from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
 from joex.runtime.text import error_line, storable
-from joex.task import App, Task
+from joex.task import Task
 from joex.tracing import record_error
 
 T = TypeVar("T")
