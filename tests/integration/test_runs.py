@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from joex import DatabaseUnavailable
+from joex.core.events import LogLinesDropped
 from joex.core.job import State
 from joex.core.outcome import Verdict
 from joex.runtime import job_log_writer
@@ -497,9 +498,9 @@ async def test_lines_wait_while_no_connection_comes_in_time(bench, me, proxy, mo
 
 @pytest.fixture
 async def unanswered(bench, me, database_url, monkeypatch):
-    """A writer whose line is sent to a server that does not answer; and the events of the writer."""
+    """A writer whose line is sent to a server that does not answer; and its reports of dropped lines."""
     is_sent = asyncio.Event()
-    events: list[Any] = []
+    events: list[LogLinesDropped] = []
 
     async def silent(*_):
         is_sent.set()
@@ -508,7 +509,9 @@ async def unanswered(bench, me, database_url, monkeypatch):
     monkeypatch.setattr(runs, "note_many", silent)
     await bench.submit()
     async with await create_pool(database_url, most=1) as pool:
-        writer = JobLogWriter(pool, 10, events.append)
+        writer = JobLogWriter(
+            pool, 10, lambda event: events.append(event) if isinstance(event, LogLinesDropped) else None
+        )
         writer.log(await bench.take_one(me), "info", "a line")
         writing = asyncio.create_task(writer.run())
         await is_sent.wait()
@@ -532,19 +535,42 @@ async def test_a_line_that_is_on_its_way_when_the_executor_leaves_counts_as_drop
     assert [event.lines for event in events] == [1]
 
 
-async def test_an_executor_that_leaves_writes_its_lines_though_the_write_under_way_fails(
+async def test_an_executor_that_leaves_counts_the_lines_for_which_its_buffer_had_no_room(unanswered, me, bench):
+    writer, events = unanswered
+    await bench.submit()
+    taken = await bench.take_one(me)
+    for nr in range(12):
+        writer.log(taken, "info", f"line {nr}")
+    await writer.close(0)
+    assert {event.reason: event.lines for event in events} == {job_log_writer._LEFT: 11, "the buffer was full": 2}
+
+
+async def test_what_waits_for_a_write_that_an_executor_cancels_as_it_leaves_is_not_cancelled(unanswered):
+    """And begins no other write of lines that count as dropped."""
+    writer, events = unanswered
+    waiting = asyncio.create_task(writer.flushed_within(60))
+    await asyncio.sleep(0)  # (it waits)
+    await writer.close(0)
+    assert not await waiting
+    assert writer.is_empty
+    assert [event.lines for event in events] == [1]
+
+
+async def test_an_executor_that_leaves_tries_to_write_its_lines_until_its_time_is_over(
     bench, me, database_url, monkeypatch
 ):
-    """That write began earlier: its time ends first."""
+    """The write under way began earlier, so its time ends first; and a server that restarts refuses at once."""
     job_id, is_sent, ends, note_many = await bench.submit(), asyncio.Event(), asyncio.Event(), runs.note_many
+    failures = iter(range(4))
 
-    async def fail_once(*_):
-        monkeypatch.setattr(runs, "note_many", note_many)
+    async def fail(*given):
         is_sent.set()
         await ends.wait()
-        raise DatabaseUnavailable("its time has ended")
+        if next(failures, None) is None:
+            return await note_many(*given)
+        raise DatabaseUnavailable("not now")
 
-    monkeypatch.setattr(runs, "note_many", fail_once)
+    monkeypatch.setattr(runs, "note_many", fail)
     async with await create_pool(database_url, most=1) as pool:
         writer = JobLogWriter(pool, 10, lambda _event: None)
         writer.log(await bench.take_one(me), "info", "a line")

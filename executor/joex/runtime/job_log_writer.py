@@ -22,7 +22,7 @@ from joex.runtime.text import storable
 from joex.store import runs
 from joex.store.database import borrowed
 from joex.store.errors import is_about_the_statement
-from joex.trouble import Trouble
+from joex.trouble import FIRST_RETRY, Trouble
 
 if TYPE_CHECKING:
     import asyncpg
@@ -33,6 +33,7 @@ _LINE_BYTES = 100  # the overhead of a line
 _TRIES = 3
 _GATHER = 0.05  # seconds between two writes, so that a chatty job causes few of them
 _LOCKED_RETRY_IN = 0.25
+_LEFT = "the database could not be reached before the executor left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,9 @@ class JobLogWriter:
         self._budget = _BATCH_BYTES  # shrinks while batches do not get through
         self._tries = 0  # of a line that does not get through alone
         self._is_sent = False  # the last batch got a connection
-        self._writing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self._writing: asyncio.Future[None] = self._loop.create_future()  # the write under way, or the last one
+        self._writing.set_result(None)
         self._wakeup = asyncio.Event()
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
@@ -107,15 +109,21 @@ class JobLogWriter:
             await asyncio.sleep(_GATHER)
 
     async def close(self, seconds: float) -> None:
-        """Write the remaining lines, for at most this many seconds."""
-        try:
-            await self._flush_within(seconds)
-        except (JoexError, OSError):
-            if self._writing is not None:
-                self._writing.cancel()
-                await asyncio.wait({self._writing})
-            with self._lock:
-                self._report(len(self._lines), "the database could not be reached before the executor left")
+        """Write the remaining lines, for at most this many seconds, and drop the others."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                # A write that fails has not used this time up: it may have begun long before, or the database refuses
+                # connections at once.
+                while True:
+                    with suppress(JoexError, OSError):
+                        await self.flush()
+                        return
+                    await asyncio.sleep(FIRST_RETRY)
+        while not self._writing.done():  # (what waited for the one that is cancelled may begin another)
+            self._writing.cancel()
+            await asyncio.wait({self._writing})
+        self._report(sum(len(lines) for lines, _ in iter(self._cut, None)), _LEFT)
+        self._report_dropped()
 
     async def flush(self) -> None:
         """Write all reports up to now, and return when they are written; progress whose row is locked stays behind.
@@ -124,13 +132,15 @@ class JobLogWriter:
         to execute it.
 
         Raises:
-            JoexError: the reports could not be written; they stay in the buffer.
+            JoexError: the reports could not be written; they stay in the buffer, unless `close` drops them.
         """
-        if self._writing is None:
+        if self._writing.done():
             self._writing = asyncio.create_task(self._write_all())
             self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # (the caller may leave)
         writing = self._writing
         await asyncio.wait({writing})
+        if writing.cancelled():
+            raise DatabaseUnavailable(_LEFT)
         writing.result()
 
     async def flushed_within(self, seconds: float) -> bool:
@@ -140,36 +150,26 @@ class JobLogWriter:
             DatabaseUnavailable: there was no connection in this time.
         """
         with suppress(JoexError, OSError):
-            await self._flush_within(seconds)
-            return True
+            async with asyncio.timeout(seconds):
+                with suppress(JoexError, OSError):  # the first connection after an outage may be one from before it
+                    await self.flush()
+                await self.flush()
+                return True
         if not self._is_sent:
             raise DatabaseUnavailable("no connection came for the log lines")
         return False
 
-    async def _flush_within(self, seconds: float) -> None:
-        async with asyncio.timeout(seconds):
-            # The write under way may have begun long ago, and its time end now; and the first connection after an
-            # outage may be one from before it.
-            with suppress(JoexError, OSError):
-                await self.flush()
-            await self.flush()
-
     @property
     def is_empty(self) -> bool:
         """Whether the buffer is empty, and no write is under way."""
-        return not (self._lines or self._progress or self._locked or self._writing)
+        return not (self._lines or self._progress or self._locked) and self._writing.done()
 
     async def _write_all(self) -> None:
         with self._lock:  # (only here, between batches: a batch on its way may have later progress)
             self._progress, self._locked = {**self._locked, **self._progress}, {}
-        try:
-            while (batch := self._cut()) is not None:
-                await self._write(*batch)
-        finally:
-            self._writing = None
-        with self._lock:
-            dropped, self._dropped = self._dropped, 0
-        self._report(dropped, "the buffer was full")
+        while (batch := self._cut()) is not None:
+            await self._write(*batch)
+        self._report_dropped()
 
     def _makes_room_for(self, lock_id: UUID) -> bool:
         """Drop a line of the run that has the most; False: no other run has many more than this one."""
@@ -258,6 +258,11 @@ class JobLogWriter:
                 self._lines.extendleft(reversed(lines))
                 self._lines_of.update(line.job.lock_id for line in lines)
                 self._progress = {**progress, **self._progress}  # newer reports replace older ones
+
+    def _report_dropped(self) -> None:
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        self._report(dropped, "the buffer was full")
 
     def _report(self, lines: int, reason: str) -> None:
         if lines:
