@@ -395,6 +395,33 @@ async def test_the_time_of_an_answer_does_not_tell_a_bound_role_that_others_have
     assert called[1] == called[0] + called[0]
 
 
+@pytest.mark.parametrize(
+    ("setting", "call"),
+    [
+        ("trace_notify = on", "joex.submit('a', grp => 'mine')"),
+        ("debug_print_plan = on", "joex.submit('a', grp => 'mine')"),
+        ("debug_print_plan = on", "joex.cancel($1)"),
+    ],
+)
+async def test_messages_for_developers_tell_a_bound_role_no_values_of_functions(
+    roles_of, bench, connection, setting, call
+):
+    """Such as the group of a job of others, or the channel of events."""
+    theirs = await bench.submit("theirs")
+    await connection.execute("SELECT joex.subscribe('dashboard', '1 minute')")
+    bound = await roles_of("submit", groups=["mine"])
+    inside: list[str] = []  # (a message from within a function has a context)
+    bound.add_log_listener(lambda _, message: inside.extend([message.context] if message.context else []))
+    await bound.execute(f"SET client_min_messages = debug5; SET plan_cache_mode = force_custom_plan; SET {setting}")
+    await bound.execute("DO $$ BEGIN PERFORM pg_notify('mine', 'x') FROM pg_class LIMIT 1; END $$")
+    await bound.fetchval("SELECT 1")  # (listeners are called before it answers)
+    assert inside
+    inside.clear()
+    await bound.fetchval(f"SELECT {call}", *[theirs] * ("$1" in call))
+    await bound.fetchval("SELECT 1")
+    assert inside == []
+
+
 async def test_a_bound_role_that_has_set_a_limit_and_not_committed_keeps_nobody_from_limits_and_revocations(
     roles_of, connection
 ):

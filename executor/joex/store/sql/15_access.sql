@@ -296,6 +296,8 @@ CREATE OR REPLACE FUNCTION joex_private.name_of(p_function pg_catalog.pg_proc) R
 -- in SQL gets no path here, unless it has the owner's rights, because a path would keep the planner from merging it. Where a view or
 -- a statement of Joex calls it, with the path of a session, it names the schema of each function, or sets the path itself.)
 -- Nor have the functions that only others call, on the way of each job: these have the path of their caller.
+-- Inside of the functions of scopes the server sends the caller no messages below NOTICE: by debug_print_plan and trace_notify, which any
+-- role may set, these have the values that a function works with, such as the group of a job of others, and the channel of events.
 CREATE OR REPLACE FUNCTION joex_private.secure(p_grants boolean DEFAULT true) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_function record;
@@ -310,7 +312,8 @@ BEGIN
     FOR v_function IN
         SELECT f.name, has_function_privilege('public', f.oid, 'EXECUTE') AS is_open, f.is_scoped AND NOT f.prosecdef AS lacks_rights,
                (f.is_scoped OR f.lanname = 'plpgsql' AND f.proname <> ALL (v_inner))
-                   AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (f.proconfig), false) AS lacks_path
+                   AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (f.proconfig), false) AS lacks_path,
+               f.is_scoped AND NOT coalesce('client_min_messages=notice' = ANY (f.proconfig), false) AS is_chatty
         FROM (SELECT p.oid, p.oid::regprocedure AS name, p.proname, l.lanname, p.prosecdef, p.proconfig,
                      joex_private.name_of(p) = ANY (v_scoped) AND p.provolatile <> 'i' AS is_scoped
               FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
@@ -323,6 +326,9 @@ BEGIN
         END IF;
         IF v_function.lacks_rights THEN
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER', v_function.name);
+        END IF;
+        IF v_function.is_chatty THEN
+            EXECUTE format('ALTER FUNCTION %s SET client_min_messages = notice', v_function.name);
         END IF;
     END LOOP;
     -- (Default privileges of the database may open what is new.)
