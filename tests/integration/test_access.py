@@ -656,6 +656,17 @@ async def test_a_bound_role_learns_that_its_queue_is_held_and_not_by_which_sessi
         await eventually(is_held)
 
 
+async def test_a_role_that_takes_no_jobs_is_named_as_the_holder_of_a_queue_however_often_it_sends_statements(
+    roles_of, connection, bench
+):
+    await bench.executor()
+    job_id = await bench.submit("mine")
+    bystander = await roles_of("submit", groups=["mine"])
+    await bystander.execute("SELECT pg_advisory_lock(1785685003, hashtext('default'))")
+    rows = await connection.fetch("SELECT reason, detail ->> 'role' AS role FROM joex.why($1)", job_id)
+    assert [tuple(row) for row in rows] == [("queue_held", await bystander.fetchval("SELECT session_user::text"))]
+
+
 async def test_payloads_need_their_scope(roles_of, bench):
     job_id = await bench.submit()
     viewer, reader = await roles_of("view"), await roles_of("view", "payloads")

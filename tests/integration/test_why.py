@@ -224,11 +224,12 @@ async def test_jobs_that_are_due_have_their_places_before_a_take_moves_them_to_t
     assert order == sorted(first_of_group, key=lambda job_id: places[job_id])[:4]
 
 
-async def test_a_session_that_holds_the_lock_of_its_queue_is_named(bench, another_connection):
+@pytest.mark.parametrize("lock", ["pg_advisory_lock", "pg_advisory_lock_shared"])
+async def test_a_session_that_holds_the_lock_of_its_queue_is_named(bench, another_connection, lock):
     await bench.executor()
     job_id = await bench.submit()
     other = await another_connection()
-    await other.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
+    await other.execute(f"SELECT {lock}(joex_private.ring_lock(), hashtext('default'))")
     named = {"queue": "default", "session": other.get_server_pid(), "role": "postgres"}
 
     async def is_named() -> bool:

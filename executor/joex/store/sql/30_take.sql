@@ -516,20 +516,22 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
 
--- The process id of the session that holds the ring of a queue; no row: none does.
+-- The process ids of the sessions that hold the ring of a queue, alone or shared; no row: none does.
 CREATE OR REPLACE FUNCTION joex_private.ring_holder(p_queue text) RETURNS SETOF integer LANGUAGE sql STABLE AS $$
     SELECT l.pid FROM pg_locks l
-    WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'
+    WHERE l.locktype = 'advisory' AND l.granted
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND l.classid::bigint = joex_private.ring_lock() AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295
           AND l.objsubid = 2 $$;
 
--- The session that has held the ring of a queue for more than a second, or whose state the caller may not see: takes go on, each a second
--- later (see wait_for_ring). No row: none has.
+-- The sessions that have held the ring of a queue for more than a second, as far as the caller may see their states, or whose roles take no
+-- jobs: takes go on, each a second later (see wait_for_ring). No row: none has. (A session that sends statements meanwhile has a new
+-- state with each.)
 CREATE OR REPLACE FUNCTION joex_private.queue_holder(p_queue text) RETURNS TABLE (session integer, role name) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY SELECT h.pid, a.usename FROM joex_private.ring_holder(p_queue) h(pid) LEFT JOIN pg_stat_activity a ON a.pid = h.pid
-                 WHERE coalesce(a.state_change < clock_timestamp() - interval '1 second', true);
+                 WHERE coalesce(a.state_change < clock_timestamp() - interval '1 second', true)
+                       OR NOT joex_private.may_call(h.pid, 'joex_private.accept'::regproc);
 END $$;
 
 -- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the

@@ -11,7 +11,8 @@
 --   group_paused (group, queue): its group is paused in its queue
 --   group_at_limit (group, limit, running): its group runs as many jobs as its limit allows
 --   queue_held (queue, session, role: null for bound roles): a session holds the lock by which takes from its queue exclude each other,
---     for more than a second, or with a state that the owner of the schema may not see: takes go on, each a second later
+--     for more than a second, or with a state that the owner of the schema may not see, or as a role that takes no jobs: takes go on, each
+--     a second later
 --   behind (retries, same, other): jobs of its group that come before it: due retries, jobs of the same priority, and jobs of the other
 --     priority, with which it takes turns
 --   turn (places, at_least): groups whose turn comes before that of its group; at_least: there may be more
