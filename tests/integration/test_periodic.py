@@ -186,6 +186,15 @@ async def test_the_earliest_comes_first(tasks):
     assert [one.key.id for one, _ in await tasks.read()] == ["new", "c", "a", "b"]
 
 
+async def test_however_many_tasks_have_been_changed_those_that_are_due_are_among_the_next(tasks):
+    await tasks.put_due("a", "b")
+    await tasks.put("c", "d", "e")
+    for most in (1, 2):
+        found = [one.key.id for one in await periodic.due(tasks.connection, most)]
+        assert len(found) == 2 * most
+        assert len({"a", "b"} & set(found)) == most
+
+
 async def test_it_is_told_how_long_it_is_until_the_next(tasks):
     assert await periodic.next_in(tasks.connection) is None
     await tasks.put("a", "b")

@@ -25,12 +25,15 @@ CHANNEL = "joex_periodic"
 """The channel for changes of periodic tasks by their owners; its notifications say nothing else."""
 
 _DUE = statement("""
-    SELECT id, queue, grp, revision, timer, zone, nullif(t.nextrun, '-infinity') AS nextrun, last_run,
-           starting_deadline, clock_timestamp() AS now
-    FROM joex_private.periodic_task t
-    WHERE enabled AND error IS NULL AND nextrun <= statement_timestamp() AND owner <> ALL ($1::text[])
-          AND (id, queue, grp) NOT IN (SELECT * FROM unnest($2::text[], $3::text[], $4::text[]))
-    ORDER BY t.nextrun LIMIT $5::integer FOR NO KEY UPDATE SKIP LOCKED
+    SELECT t.id, t.queue, t.grp, t.revision, t.timer, t.zone, nullif(t.nextrun, '-infinity') AS nextrun, t.last_run,
+           t.starting_deadline, clock_timestamp() AS now
+    FROM (VALUES (timestamptz '-infinity', timestamptz '-infinity'),
+                 ('1970-01-01 00:00+00', statement_timestamp())) k(earliest, latest)
+    CROSS JOIN LATERAL (
+        SELECT * FROM joex_private.periodic_task
+        WHERE enabled AND error IS NULL AND nextrun BETWEEN k.earliest AND k.latest AND owner <> ALL ($1::text[])
+              AND (id, queue, grp) NOT IN (SELECT * FROM unnest($2::text[], $3::text[], $4::text[]))
+        ORDER BY nextrun LIMIT $5::integer FOR NO KEY UPDATE SKIP LOCKED) t
 """)
 _NEXT = statement("""
     SELECT CASE WHEN nextrun <= statement_timestamp() THEN 0
@@ -167,7 +170,10 @@ class PeriodicTask:
 
 
 async def due(connection: Connection, most: int, *, system: bool = True, aside: Sequence[TaskKey] = ()) -> list[Due]:
-    """The tasks that are due for a decision, the earliest first. ``system``: also Joex's own; ``aside``: not these.
+    """The tasks that need a decision: those without a next time, which owners have changed; then the due ones in order.
+
+    ``most``: of each, so that an owner that changes tasks without end holds up no others. ``system``: also Joex's own;
+    ``aside``: not these.
 
     It leaves out tasks whose rows another session has locked, so that they don't block the others.
     """
