@@ -672,6 +672,19 @@ async def test_while_the_database_is_away_the_last_numbers_stay(browse: Open, cl
     assert "The database is away" not in (await console.get("/fairness")).text
 
 
+async def test_a_stranger_learns_nothing_of_the_database_while_it_is_away(browse: Open) -> None:
+    async with Client("postgresql://shop@127.0.0.1:1/shop") as nowhere:
+        console = browse("10.0.0.1", app=create_console(nowhere, Access(token=OWNERS)))
+        made_up = f"{tokens.PREFIX}{'A' * 43}"
+        for answer in (
+            await console.get("/", headers={"Authorization": f"Bearer {made_up}"}),
+            await console.post("/sign-in", data={"token": made_up}, headers=HERE),
+        ):
+            assert answer.status_code == 503
+            assert "the database is away, so nobody can check the token now" in answer.text
+            assert not re.search("shop|127", answer.text)
+
+
 async def test_a_page_says_that_its_numbers_are_old_while_the_link_to_the_database_is_silent(
     client: Client, postgres: Any, database_name: str, browse: Open
 ) -> None:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from joex.console.views import Views
 from joex.core import access
-from joex.errors import ConfigError, DatabaseUnavailable
+from joex.errors import DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
 from joex.http.caller import ASK_AGAIN, OWNER, STATE, Caller
 from joex.http.errors import RETRY_AFTER
@@ -95,7 +95,7 @@ class Callers:
         """The caller; None: it has not signed in; a text: why it is refused.
 
         Raises:
-            DatabaseUnavailable, ConfigError: nobody can tell now.
+            DatabaseUnavailable: nobody can tell now.
         """
         if names := headers.getlist(self._who.user_header):
             if not self._is_proxy(scope):
@@ -182,8 +182,8 @@ class SignIn:
             return None
         try:
             caller = await self._callers.identify(scope, headers)
-        except (DatabaseUnavailable, ConfigError) as error:
-            return self._views.error(scope, 503, f"Nobody can check your token now: {error}", RETRY_AFTER)
+        except DatabaseUnavailable as error:
+            return self._views.error(scope, 503, str(error), RETRY_AFTER)
         if isinstance(caller, str):
             return self._views.error(scope, 403, caller)
         if caller is not None:

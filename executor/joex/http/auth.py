@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from joex.errors import ConfigError, DatabaseUnavailable
+from joex.errors import DatabaseUnavailable
 from joex.http.caller import ASK_AGAIN, OWNER, STATE, Caller
 from joex.http.errors import problem, unavailable
 from joex.http.peer import is_own_user
@@ -93,7 +93,7 @@ class AuthMiddleware:
             return OWNER
         try:
             caller = await self._tokens.find(token)
-        except (DatabaseUnavailable, ConfigError) as error:
+        except DatabaseUnavailable as error:
             return unavailable(error)
         scope["state"][ASK_AGAIN] = partial(self._tokens.find, token)
         unknown = "the token of this call ('Authorization: Bearer ...') is unknown, expired or revoked"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from joex.client.client import Client
 from joex.core.access import Scope
+from joex.errors import ConfigError, DatabaseUnavailable
 from joex.http.caller import Caller
 from joex.store import tokens
 
@@ -42,7 +43,8 @@ class Tokens:
         """The caller with this token; None: the token is unknown, expired or revoked.
 
         Raises:
-            DatabaseUnavailable, ConfigError: nobody can tell now.
+            DatabaseUnavailable: nobody can tell now. The caller may be a stranger, so the message names no server, no
+                role and no database.
         """
         if not _FORM.fullmatch(token):
             return None
@@ -59,8 +61,11 @@ class Tokens:
 
     async def _look_up(self, digest: bytes) -> Caller | None:
         asked_at = self._clock()  # and not when the answer is here: it may be as old as the question
-        async with self._client.using() as connection:
-            found = await tokens.find(connection, digest)
+        try:
+            async with self._client.using() as connection:
+                found = await tokens.find(connection, digest)
+        except (DatabaseUnavailable, ConfigError) as error:
+            raise DatabaseUnavailable("the database is away, so nobody can check the token now") from error
         self._known.pop(digest, None)
         while self._known and next(iter(self._known.values()))[1] + _REMEMBERED_FOR < asked_at:
             del self._known[next(iter(self._known))]
