@@ -1224,6 +1224,16 @@ async def test_a_bad_chunk_in_the_packet_of_the_head_is_answered_and_not_logged(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+async def test_a_body_with_two_lengths_is_refused_and_what_follows_is_no_request(client, executor):
+    """A proxy that goes by the other length takes what follows for another caller's request, and has not checked it."""
+    head = CHUNKED.replace("Host: x", "Host: localhost\r\nContent-Length: 4")
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(f'{head}c\r\n{{"task":"t"}}\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n'.encode())
+        assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == [b"400"]
+        writer.close()
+
+
 async def test_the_rest_of_a_refused_body_is_not_parsed(nowhere, executor, monkeypatch):
     """Each chunk of it would take time of the executor's loop."""
     parsed: list[int] = []

@@ -174,7 +174,7 @@ class TimedProtocol(H11Protocol):
 
 
 class _Requests(h11.Connection):
-    """h11's side of a connection, which refuses a body of many tiny chunks."""
+    """h11's side of a connection, which refuses a body of two lengths, and one of many tiny chunks."""
 
     _chunks = 0
     _size = 0
@@ -183,6 +183,9 @@ class _Requests(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._size = 0
+            # (A proxy before Joex may go by the other length, and take a part of this body for another's request.)
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("the body has a Content-Length and a Transfer-Encoding")
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._size += len(event.data)
