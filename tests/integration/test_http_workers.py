@@ -14,6 +14,7 @@ import pytest
 
 from joex import Client
 from joex.config import Settings
+from joex.http import worker_models
 from joex.http.api import create_api
 from joex.http.listening import listen
 from joex.http.server import serve
@@ -305,8 +306,11 @@ async def served(client: Client) -> AsyncIterator[tuple[str, int, asyncio.Task[N
             await asyncio.wait([serving])
 
 
-async def test_a_worker_that_hangs_up_while_it_waits_takes_nothing(call, client):
-    body = json.dumps({"type": "resize", "wait": "60s"})
+@pytest.mark.parametrize("further", ["", "GET /healthz HTTP/1.1\r\n"], ids=["nothing", "a part of its next request"])
+async def test_a_worker_that_hangs_up_while_it_waits_takes_nothing(call, client, further, monkeypatch):
+    """Nor one that has sent more meanwhile: the server does not stop reading, or it would not notice the end."""
+    monkeypatch.setattr(worker_models, "LONGEST_WAIT", timedelta(hours=1))  # so that the wait does not end by itself
+    body = json.dumps({"type": "resize", "wait": "1h"})
     async with served(client) as (host, port, _):
         with socket.create_connection((host, port)) as connection:
             connection.sendall(
@@ -314,6 +318,7 @@ async def test_a_worker_that_hangs_up_while_it_waits_takes_nothing(call, client)
                 f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
             )
             await waits(client)
+            connection.sendall(further.encode())
         await eventually(lambda: not client.connections.accept_waiters.waiting, why="no caller waits any more")
         await call.add(1)
         assert (await call.accept())["attempt"] == 1

@@ -36,6 +36,9 @@ LEAST_CHUNK = 100
 
 SMALL_CHUNKS = 1000
 
+MOST_AHEAD = 10_000
+"""Bytes of further requests that are read while one is being answered, to notice when its caller hangs up."""
+
 MOST_CONNECTIONS = 800
 """Open connections. Beyond, each new one ends the one that has been idle for longest.
 
@@ -77,6 +80,8 @@ class TimedProtocol(H11Protocol):
                 self._transport.finish()
             return
         super().data_received(data)
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MOST_AHEAD:
+            self.flow.resume_reading()
         self._judge()
 
     def connection_lost(self, exc: Exception | None) -> None:
