@@ -18,9 +18,10 @@ from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import RunningJob
 from joex.http import route, visible
-from joex.http.api import create_api, together
+from joex.http.api import check_route, create_api
 from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, needs, needs_of
+from joex.http.route import together
 from joex.http.tokens import KEPT_FOR, Tokens
 from joex.store import audit, runs, tokens
 from tests.support.asgi import transport
@@ -156,7 +157,7 @@ def test_a_route_that_declares_no_scope_or_two_is_not_served(declared):
     with pytest.raises(RuntimeError, match="/forgotten must declare its scopes"):
         needs_of(router.routes[0])
     with pytest.raises(RuntimeError, match="/forgotten must declare its scopes"):
-        together([router])
+        together([router], check_route)
 
 
 def test_a_route_of_a_class_that_does_not_judge_is_not_served():
@@ -166,7 +167,7 @@ def test_a_route_of_a_class_that_does_not_judge_is_not_served():
     async def forgotten() -> None: ...
 
     with pytest.raises(RuntimeError, match="/forgotten must be of the class Route"):
-        together([router])
+        together([router], check_route)
 
 
 async def test_a_call_without_the_scope_is_refused_before_its_body_is_read(http_as):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakValueDictionary
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -23,6 +23,7 @@ from joex.console.snapshot import Snapshots
 from joex.console.views import Views
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
 from joex.http.errors import RETRY_AFTER
+from joex.http.route import together
 from joex.http.tokens import Tokens
 
 ROUTERS = (
@@ -31,22 +32,12 @@ ROUTERS = (
 )  # fmt: skip
 
 
-def _together() -> APIRouter:
-    made = APIRouter()
-    for router in ROUTERS:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                _check_needs(route)
-        made.include_router(router)
-    return made
-
-
 def _check_needs(route: APIRoute) -> None:
     if sum(isinstance(one.dependency, Needs) for one in route.dependencies) != 1:
         raise RuntimeError(f"the route {route.path} must declare its scope, once: dependencies=[needs(...)]")
 
 
-_ALL = _together()
+_ALL = together(ROUTERS, _check_needs)
 
 
 def create_console(client: Client, access: Access | None = None) -> FastAPI:

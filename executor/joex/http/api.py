@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 
 from joex.client.client import Client
@@ -20,7 +20,7 @@ from joex.http.caller import needs_of
 from joex.http.dependencies import BEARER, refuse_unknown_parameters
 from joex.http.errors import add_handlers, problems
 from joex.http.executor_protocol import ExecutorProtocol
-from joex.http.route import Calls, Reports, Route, Turns
+from joex.http.route import Calls, Reports, Route, Turns, routes_of, together
 from joex.http.tokens import Tokens
 
 LARGEST_BODY = 10_000_000
@@ -40,31 +40,24 @@ every caller. A refused call answers with `{"detail": "why"}`.
 _ROUTERS = (of_executor.routes, jobs.routes, keyed.routes, workers.routes, queues.routes, periodic.routes)
 
 
-def together(routers: Sequence[APIRouter]) -> APIRouter:
-    """Join routers, once: FastAPI prepares their routes at the first call, which takes it a tenth of a second.
+def check_route(route: APIRoute) -> None:
+    """Check that a route says who may call it, and judges by that.
 
     Raises:
-        RuntimeError: a route does not say who may call it, or does not judge.
+        RuntimeError: it does not.
     """
-    made = APIRouter(
-        dependencies=[Depends(refuse_unknown_parameters), BEARER],
-        responses=problems(400, 401, 403, 503),
-        generate_unique_id_function=lambda route: route.name,  # the name of the function in generated clients
-    )
-    for router in routers:
-        for route in _routes_of(router):
-            needs_of(route)
-            if type(route) is not Route:
-                raise RuntimeError(f"the route {route.path} must be of the class Route, which judges who may call it")
-        made.include_router(router)
-    return made
+    needs_of(route)
+    if type(route) is not Route:
+        raise RuntimeError(f"the route {route.path} must be of the class Route, which judges who may call it")
 
 
-def _routes_of(router: APIRouter) -> list[APIRoute]:
-    return [route for route in router.routes if isinstance(route, APIRoute)]
-
-
-_ALL = together(_ROUTERS)
+_ALL = together(
+    _ROUTERS,
+    check_route,
+    dependencies=[Depends(refuse_unknown_parameters), BEARER],
+    responses=problems(400, 401, 403, 503),
+    generate_unique_id_function=lambda route: route.name,  # the name of the function in generated clients
+)
 
 
 def create_api(
@@ -114,7 +107,7 @@ class _Api(FastAPI):
         for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
-        for route in (route for router in _ROUTERS for route in _routes_of(router)):
+        for route in (route for router in _ROUTERS for route in routes_of(router)):
             for method in route.methods or ():
                 operation = schema["paths"][route.path_format][method.lower()]
                 operation["x-whole-system"] = needs_of(route).whole_system
