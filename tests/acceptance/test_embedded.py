@@ -14,6 +14,7 @@ import pytest
 
 from joex.errors import ConfigError
 from joex.store.embedded import EmbeddedServer
+from tests.support.postgres import folder_of_servers
 
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
@@ -23,7 +24,7 @@ as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can act as another u
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that every user can enter, with a temporary folder in it, as open as /tmp."""
-    made = Path(tempfile.mkdtemp(prefix="joex-", dir="/var/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="joex-", dir=folder_of_servers()))
     made.chmod(0o755)
     (made / "tmp").mkdir()
     (made / "tmp").chmod(0o1777)

@@ -137,7 +137,7 @@ class TestServer:
     def __init__(self, version: int, *, settings: str = "") -> None:
         self.version = version
         self.settings = settings
-        self.folder = Path(tempfile.mkdtemp(prefix=f"joex-tests-pg{version}-", dir=_base()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"joex-tests-pg{version}-", dir=folder_of_servers()))
         self.data = self.folder / "data"
         library = PostgresServer(self.data, cleanup_mode=None, postgres_version=version)
         self.binaries = Path(library.bin_path)
@@ -434,8 +434,8 @@ def _value(session: psycopg.Connection[Any], query: str) -> Any:
     return row[0]
 
 
-def _base() -> str:
-    """The folder for the folders of servers: in memory, if there is room.
+def folder_of_servers() -> str:
+    """The folder for the folders of servers, which every user can enter: in memory, if there is room.
 
     A database has about three hundred files, and emptying a table removes its files and makes new ones. ext4 does not
     reuse the inode of a file that was removed lately, and spends most of that time on the search for another.
