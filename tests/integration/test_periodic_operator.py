@@ -41,11 +41,11 @@ class Fleet(ProcessFleet):
     def __init__(self, url: str, output: Output, home: str) -> None:
         super().__init__({}, url, log_format="json", output=output, changed=lambda *_: None)
         self.refuses: set[str] = set()
-        self._home = home
+        self.its_home = home
 
     def home(self, namespace: str) -> str:
         assert namespace == SPACE
-        return self._home
+        return self.its_home
 
     async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
         if ref.name in self.refuses:
@@ -197,6 +197,27 @@ async def test_a_cluster_leaves_the_rows_of_another_one_with_the_same_names_alon
             (f"{SPACE}/hourly", f"kubernetes:{SPACE}.bbbbbbbb/pool", "hourly"),
             (f"{SPACE}/nightly", f"kubernetes:{SPACE}.aaaaaaaa/pool", "03:00"),
         ]
+
+
+async def test_the_rows_of_a_namespace_that_is_made_again_are_those_of_the_new_one(
+    operator: Operator, connection: asyncpg.Connection
+) -> None:
+    operator.fleet.its_home = f"{SPACE}.aaaaaaaa"
+    operator.pool()
+    for name in ("nightly", "gone"):
+        operator.task(name, "03:00")
+        await operator.until_ready(name)
+    operator.controller.remove_all(SPACE)
+    operator.fleet.its_home = f"{SPACE}.bbbbbbbb"
+    operator.pool()
+    operator.task("nightly", "04:00")
+
+    async def has_moved() -> bool:
+        rows = await connection.fetch(OURS.format("id, owner, timer"))
+        return [tuple(row) for row in rows] == [(f"{SPACE}/nightly", f"kubernetes:{SPACE}.bbbbbbbb/pool", "04:00")]
+
+    await eventually(has_moved)
+    await operator.until_ready("nightly")
 
 
 async def test_the_rows_of_all_pools_of_a_database_are_read_together(

@@ -36,7 +36,7 @@ class ClusterFleet:
         api: with the operator's credentials.
         image: of executors whose pool names none.
         identity: of this operator.
-        uid_of: the UID of a namespace.
+        uid_of: the UID of a namespace; raises `FleetError` where this operator does not act.
     """
 
     def __init__(self, api: KubernetesApi, *, image: str, identity: str, uid_of: Callable[[str], str]) -> None:

@@ -70,7 +70,7 @@ class KopfWatches:
         self._loop = asyncio.get_running_loop()
         self._needs_resync = asyncio.Event()
         self._complete: set[str] = set()
-        claims.on_loss = self._abandon
+        claims.on_loss, claims.on_deletion = self._abandon, self._remove_all
         self._session = WatchSession(api.client, paths, self._note_list)
 
     def problem(self) -> str | None:
@@ -216,11 +216,13 @@ class KopfWatches:
         self._complete.discard(namespace)
         self._controller.abandon(namespace)
 
+    def _remove_all(self, namespace: str) -> None:
+        self._complete.discard(namespace)
+        self._controller.remove_all(namespace)
+
     def _is_complete(self, namespace: str) -> bool:
         """Whether the controller has all objects of a namespace, which this release holds."""
-        if not self._claims.holds(namespace):  # it has been deleted
-            self._complete.discard(namespace)
-        return namespace in self._complete
+        return self._claims.holds(namespace) and namespace in self._complete
 
     def _forget_absent(self, kind: str, there: Collection[Key], at: int, namespace: str) -> None:
         if kind in _OBJECTS:

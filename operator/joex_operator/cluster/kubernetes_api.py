@@ -39,6 +39,10 @@ class NotFound(ApiError):
     """There is no such object."""
 
 
+class NoNamespace(NotFound):
+    """The namespace does not exist: the API server names it, where a proxy says of anything that it is not found."""
+
+
 class NamespaceTerminating(ApiError):
     """The namespace is being deleted: the API server creates nothing in it."""
 
@@ -144,6 +148,8 @@ def _error(status: int, answer: Object) -> type[ApiError]:
     match answer:
         case {"details": {"causes": [{"reason": "NamespaceTerminating"}, *_]}}:
             return NamespaceTerminating
+        case {"reason": "NotFound", "details": {"kind": "namespaces"}}:
+            return NoNamespace
     return _ERRORS.get(status, ApiError)
 
 

@@ -37,10 +37,12 @@ class LeaseLock:
         self._held: Body | None = None
         self._seen: Body = {}
         self._seen_at = 0.0
+        self.uid = ""
+        """Of the Lease when this client took or renewed it last. A Lease that is made again has another one."""
         self.answered_at: float | None = None
         """When the API server last answered about the Lease, by the monotonic clock."""
         self.error: ApiError | None = None
-        """Why the latest attempt had no answer about the Lease. `NotFound`: there is no such namespace."""
+        """Why the latest attempt had no answer about the Lease. `NoNamespace`: there is no such namespace."""
 
     @property
     def other(self) -> str:
@@ -69,7 +71,7 @@ class LeaseLock:
             return False
         self.answered_at = time.monotonic()
         if self._held is not None:
-            self._seen = {}
+            self._seen, self.uid = {}, self._held["metadata"]["uid"]
         return self._held is not None
 
     async def release(self) -> None:

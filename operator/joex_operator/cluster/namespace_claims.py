@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NamespaceTerminating, NotFound, path_of
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NamespaceTerminating, NoNamespace, path_of
 from joex_operator.cluster.lease import LeaseLock
 from joex_operator.control.fleet import FleetError
 
@@ -30,6 +31,13 @@ _AT_ONCE = 10
 """Requests; a busy API server may take a tenth of a second for each."""
 
 
+class _Held(NamedTuple):
+    """A namespace in which this release acts: its UID, and that of the Lease with which the UID was read."""
+
+    uid: str
+    lease: str
+
+
 class NamespaceClaims:
     """The claims of a leading operator.
 
@@ -42,12 +50,12 @@ class NamespaceClaims:
         self._api = api
         self._release = release
         self._locks: dict[str, LeaseLock] = {}
-        self._held: set[str] = set()
-        self._uids: dict[str, str] = {}
-        self._unread: dict[str, ApiError] = {}
+        self._held: dict[str, _Held] = {}
         self._wanted = asyncio.Event()
         self.on_loss: Callable[[str], None] = lambda _: None
-        """Called with each namespace that another release has taken."""
+        """Called with each namespace in which this release acts no more, though it is there."""
+        self.on_deletion: Callable[[str], None] = lambda _: None
+        """Called with each namespace that has been deleted, while `uid_of` still knows it."""
 
     def holds(self, namespace: str) -> bool:
         """Whether this release acts in a namespace. `run` claims each one that it was asked about."""
@@ -59,8 +67,14 @@ class NamespaceClaims:
         return namespace in self._held
 
     def uid_of(self, namespace: str) -> str:
-        """The UID of a namespace that this release holds or held: no other one of this name has it, in no cluster."""
-        return self._uids[namespace]
+        """The UID of a namespace that this release holds: no other one of this name has it, in no cluster.
+
+        Raises:
+            FleetError: it does not hold the namespace any more.
+        """
+        if namespace not in self._held:
+            raise FleetError(f"{self._release} does not act in the namespace {namespace} any more")
+        return self._held[namespace].uid
 
     def problem(self) -> str | None:
         """Why this release does not act in a namespace that it watches, in one line; None: it acts in all of them."""
@@ -72,15 +86,10 @@ class NamespaceClaims:
             return ""
         if lock.other:
             return f"the release {lock.other} manages the namespace {namespace}: {self._release} leaves it alone"
-        error = lock.error or self._unread.get(namespace)
-        return f"can't claim the namespace {namespace}: {error}" if error else ""
+        return f"can't claim the namespace {namespace}: {lock.error}" if lock.error else ""
 
     async def claim(self, namespaces: Iterable[str]) -> None:
-        """Claim namespaces, or renew the claims.
-
-        Raises:
-            FleetError: this release can't renew a claim.
-        """
+        """Claim namespaces, or renew the claims."""
         most = asyncio.Semaphore(_AT_ONCE)
 
         async def claim_one(namespace: str) -> None:
@@ -93,46 +102,45 @@ class NamespaceClaims:
         was_held = self.holds(namespace)
         lock = self._locks[namespace]
         before = self._not_held(namespace)
-        if await lock.acquire():
-            await self._identify(namespace, before)
-        elif isinstance(lock.error, NotFound):  # the namespace has been deleted
+        # (A Lease that is no longer as this release has renewed it may be another release's, or another namespace's.)
+        if await lock.acquire() or (was_held and lock.error is None and await lock.acquire()):
+            await self._identify(namespace, lock)
+        elif isinstance(lock.error, NoNamespace):  # the namespace has been deleted
             del self._locks[namespace]
-            self._held.discard(namespace)
-        elif was_held and lock.other:
-            self._held.discard(namespace)
-            _log.warning("%s", self._not_held(namespace))
-            self.on_loss(namespace)
+            if was_held:
+                self.on_deletion(namespace)
+                del self._held[namespace]
+            return
         elif was_held and isinstance(lock.error, NamespaceTerminating):
             pass  # no other release can claim it either, and its executors have yet to leave
-        elif was_held and time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE:
-            raise FleetError(f"can't renew the claim of the namespace {namespace}: {lock.error}")
-        elif not was_held and (said := self._not_held(namespace)) != before:
+        elif was_held and (lock.other or time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE):
+            # The API server may refuse this Lease alone, by what others write into it: all other namespaces go on.
+            self.on_loss(namespace)
+            del self._held[namespace]
+        if (said := self._not_held(namespace)) and said != before:
             _log.warning("%s", said)
 
-    async def _identify(self, namespace: str, before: str) -> None:
+    async def _identify(self, namespace: str, lock: LeaseLock) -> None:
         """Hold a namespace whose Lease this release has, when its UID is known."""
-        if namespace not in self._held:  # (it may have been deleted and made again)
-            try:
-                found = await self._api.get(path_of("", "namespaces", namespace))
-            except ApiError as error:
-                self._unread[namespace] = error
-                if (said := self._not_held(namespace)) != before:
-                    _log.warning("%s", said)
-                return
-            self._unread.pop(namespace, None)
-            self._uids[namespace] = found["metadata"]["uid"]
-        self._held.add(namespace)
+        held = self._held.get(namespace)
+        if held is not None and held.lease == lock.uid:
+            return
+        try:
+            found = await self._api.get(path_of("", "namespaces", namespace))
+        except ApiError as error:
+            lock.error = error
+            return
+        uid = found["metadata"]["uid"]
+        if held is not None and held.uid != uid:  # it was deleted and made again
+            self.on_deletion(namespace)
+        self._held[namespace] = _Held(uid, lock.uid)
 
     async def run(self, on_gain: Callable[[], None]) -> None:
-        """Claim and renew until cancelled; calls ``on_gain`` when this release has gained namespaces.
-
-        Raises:
-            FleetError: this release can't renew a claim.
-        """
+        """Claim and renew until cancelled; calls ``on_gain`` when this release has gained namespaces."""
         while True:
-            before = set(self._held)
+            before = set(self._held.values())
             await self.claim([namespace for namespace in self._locks if self._is_due(namespace)])
-            if self._held - before:
+            if set(self._held.values()) - before:
                 on_gain()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY):

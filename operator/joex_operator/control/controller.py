@@ -25,6 +25,7 @@ from joex_operator.control.pool_reconciler import PoolReconciler
 from joex_operator.control.work_queue import WorkQueue
 from joex_operator.decide.conditions import refused
 from joex_operator.decide.events import events_of_change
+from joex_operator.decide.periodic_rows import owner
 from joex_operator.decide.status import with_conditions
 from joex_operator.metrics import OperatorMetrics
 
@@ -78,7 +79,7 @@ class Controller:
         self._urls: dict[Key, str] = {}
         self._failures: dict[Key, int] = {}
         self._under_way: dict[Key, float] = {}
-        self._abandoned: set[str] = set()
+        self._left: dict[str, dict[str, str]] = {}
         self._pool_reconciler = PoolReconciler(fleet, self.databases, self.metrics, poll=poll)
         self._periodic_reconciler = PeriodicReconciler(fleet, self.databases, poll=poll)
 
@@ -86,7 +87,6 @@ class Controller:
         """Add an object, or replace one that has changed."""
         ref = reference(manifest)
         key = Key(ref.kind, ref.namespace, ref.name)
-        self._abandoned.discard(ref.namespace)
         before, self._objects[key] = self._objects.get(key), manifest
         # A changed status, which this operator writes itself, is no reason to reconcile.
         if before is not None and _desired_state(before) == _desired_state(manifest):
@@ -111,20 +111,30 @@ class Controller:
         if self._objects.pop(key, None) is None:
             return
         if kind == POOL:
+            if (url := self._urls.get(key)) is not None:
+                self._left.setdefault(namespace, {})[owner(self._fleet.home(namespace), name)] = url
             self._forget_pool(key)
         self._queue.add(Key(PERIODIC, namespace))
+
+    def remove_all(self, namespace: str) -> None:
+        """Remove the objects of a namespace that is gone; `Fleet.home` still is that of this one."""
+        for key in self._keys(namespace):
+            self.remove(*key)
 
     def abandon(self, namespace: str) -> None:
         """Do nothing more in a namespace: its objects are there, but another release acts for them.
 
         To `remove` them would delete the rows of its periodic tasks.
         """
-        self._abandoned.add(namespace)
-        for key in [key for key in self._objects if key.namespace == namespace]:
+        self._left.pop(namespace, None)
+        for key in self._keys(namespace):
             del self._objects[key]
             if key.kind == POOL:
                 self._forget_pool(key)
         self._queue.add(Key(PERIODIC, namespace))  # which closes databases that are not used any more
+
+    def _keys(self, namespace: str) -> list[Key]:
+        return [key for key in self._objects if key.namespace == namespace]
 
     def _forget_pool(self, key: Key) -> None:
         self._queue.drop(key)
@@ -216,17 +226,15 @@ class Controller:
             await self._close_unused()
 
     async def _reconcile_periodic_tasks(self, key: Key) -> float | None:
-        if key.namespace in self._abandoned:
-            await self._close_unused()
-            return None
-        here = {other: manifest for other, manifest in self._objects.items() if other.namespace == key.namespace}
+        here = {other: self._objects[other] for other in self._keys(key.namespace)}
+        left = self._left.pop(key.namespace, {})
         tasks = [manifest for other, manifest in here.items() if other.kind == PERIODIC]
         pools = {other: self._pools.get(other) for other in here if other.kind == POOL}
         for other, pool in pools.items():
             if pool is not None:
                 await self._note_url(other, pool)
         after = await self._periodic_reconciler.reconcile(
-            key.namespace, tasks, {other.name: pool for other, pool in pools.items()}
+            key.namespace, tasks, {other.name: pool for other, pool in pools.items()}, left
         )
         await self._close_unused()  # this reconcile was the last to need the database of a pool that is gone
         return after

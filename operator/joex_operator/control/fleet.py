@@ -19,7 +19,11 @@ class Fleet(Protocol):
     """Observes and changes the executors of pools. Each change is idempotent."""
 
     def home(self, namespace: str) -> str:
-        """The first part of the app-ids of the executors in a namespace; no other fleet on the database has it."""
+        """The first part of the app-ids of the executors in a namespace; no other fleet on the database has it.
+
+        Raises:
+            FleetError: this fleet does not act in the namespace any more.
+        """
 
     def template(self, pool: Pool) -> str:
         """The hash of the template of which new replicas of the pool are made.

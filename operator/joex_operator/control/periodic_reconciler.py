@@ -60,7 +60,6 @@ class PeriodicReconciler:
         self._fleet = fleet
         self._databases = databases
         self._poll = poll
-        self._known_urls: dict[str, dict[str, str]] = {}
         self._last_visits: dict[str, set[str]] = {}
 
     @property
@@ -69,7 +68,11 @@ class PeriodicReconciler:
         return {url for urls in self._last_visits.values() for url in urls}
 
     async def reconcile(
-        self, namespace: str, manifests: Sequence[Mapping[str, Any]], pools: Mapping[str, Pool | None]
+        self,
+        namespace: str,
+        manifests: Sequence[Mapping[str, Any]],
+        pools: Mapping[str, Pool | None],
+        left: Mapping[str, str],
     ) -> float | None:
         """Sync the tasks of a namespace; returns the seconds until the next reconcile, None: when something changes.
 
@@ -77,25 +80,24 @@ class PeriodicReconciler:
             namespace: of the tasks and pools.
             manifests: all PeriodicTasks of the namespace.
             pools: all its pools, by name; None for an invalid one.
+            left: the owners of the rows of pools that are gone, with their databases: these rows are removed, if their
+                database answers.
 
         Raises:
             FleetError: a status could not be stored. All else is done.
         """
         desired = [desired_row(manifest, pools) async for manifest in _in_turn(manifests)]
         urls, problems = await self._urls(pools)
-        known = self._known_urls.get(namespace, {}) | urls
-        self._known_urls[namespace] = {name: url for name, url in known.items() if name in pools}
-        # The rows of pools that are gone are removed, if their database answers.
-        gone = {name: url for name, url in known.items() if name not in pools}
+        owners = {name: owner(self._fleet.home(namespace), name) for name in urls}
         here: dict[str, dict[str, list[DesiredRow]]] = {}
-        for name, url in (urls | gone).items():
+        for name, url in (*left.items(), *((owners[pool], url) for pool, url in urls.items())):
             here.setdefault(url, {})[name] = []
         for one in desired:
             if one.pool in urls:
-                here[urls[one.pool]][one.pool].append(one)
-        self._last_visits[namespace] = set(gone.values())
+                here[urls[one.pool]][owners[one.pool]].append(one)
+        self._last_visits[namespace] = set(left.values())
         try:
-            answers = await asyncio.gather(*(self._sync_rows(namespace, url, some) for url, some in here.items()))
+            answers = await asyncio.gather(*(self._sync_rows(url, some) for url, some in here.items()))
         finally:
             del self._last_visits[namespace]
         at = dict(zip(here, answers, strict=True))
@@ -126,13 +128,11 @@ class PeriodicReconciler:
                 problems[name] = error.problem
         return urls, problems
 
-    async def _sync_rows(self, namespace: str, url: str, desired: Mapping[str, Sequence[DesiredRow]]) -> _Answer:
-        """Sync the rows of one database; returns the rows. ``desired``: those of each pool, by the pool's name."""
+    async def _sync_rows(self, url: str, owned: Mapping[str, Sequence[DesiredRow]]) -> _Answer:
+        """Sync the rows of one database; returns the rows. ``owned``: the desired ones of each owner."""
         database = self._databases.get(url)
         try:
             async with database.connection() as connection:
-                home = self._fleet.home(namespace)
-                owned = {owner(home, pool): some for pool, some in desired.items()}
                 found = await _rows(connection, owned)
                 todo = {name: changes(some, found[name]) for name, some in owned.items()}
                 refused = await _change(connection, todo)

@@ -69,41 +69,46 @@ class Objects(KubernetesApi):
     """A cluster with a pool and its periodic task, and a Lease that is free until it has a ``holder``."""
 
     holder = ""
+    uid = "1"
 
     async def get(self, path, **_):
         await asyncio.sleep(0.01)  # as over a network: all else goes on meanwhile
         if path.endswith("/leases/joex.dev"):
-            return {"metadata": {"name": "joex.dev"}, "spec": {"holderIdentity": self.holder}}
-        metadata = {"namespace": "prod", "uid": "1", "resourceVersion": "10"}
+            return {"metadata": {"name": "joex.dev", "uid": self.uid}, "spec": {"holderIdentity": self.holder}}
+        metadata = {"namespace": "prod", "uid": self.uid, "resourceVersion": "10"}
         pool = {"metadata": {**metadata, "name": "documents"}, "spec": POOL}
         task = {"metadata": {**metadata, "name": "nightly"}, "spec": {"pool": "documents", "task": "a", "timer": "*:*"}}
         items = {"joexpools": [pool], "periodictasks": [task]}.get(path.rpartition("/")[2], [])
         return {"metadata": metadata, "items": items}
 
     async def replace(self, path, body):
-        if self.holder:
+        if self.holder or body["metadata"]["uid"] != self.uid:
             raise Conflict(path)
         return body
 
 
 @pytest.fixture
 async def claimed_late(monkeypatch):
-    """A release of the whole cluster, which claims at work; notes how many tasks and pools it has reconciled."""
-    seen: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+    """A release of the whole cluster, which claims at work; notes how many tasks and pools it has reconciled, and which
+    owners have left rows behind."""
+    seen: asyncio.Queue[tuple[int, int, list[str]]] = asyncio.Queue()
 
-    async def reconcile(_, _namespace, tasks, pools):
-        seen.put_nowait((len(tasks), len(pools)))
+    async def reconcile(_, _namespace, tasks, pools, left):
+        seen.put_nowait((len(tasks), len(pools), list(left)))
 
     async def nothing(*_):
         return 60.0
 
+    async def note_url(controller, key, _pool):
+        controller._urls[key] = "postgresql:///x"
+
     monkeypatch.setattr(PeriodicReconciler, "reconcile", reconcile)
     monkeypatch.setattr(PoolReconciler, "reconcile", nothing)
-    monkeypatch.setattr(Controller, "_note_url", nothing)
+    monkeypatch.setattr(Controller, "_note_url", note_url)
     async with ApiClient(Configuration()) as client:
         api = Objects(client, OperatorMetrics())
         claims = NamespaceClaims(api, "joex")
-        fleet = ClusterFleet(api, image="joex", identity="operator", uid_of=str)
+        fleet = ClusterFleet(api, image="joex", identity="operator", uid_of=claims.uid_of)
         controller = Controller(fleet, worker="operator")
         watches = KopfWatches(api, fleet, controller, (), claims=claims, identity="operator")
         running = asyncio.create_task(controller.run())
@@ -113,13 +118,17 @@ async def claimed_late(monkeypatch):
         await asyncio.wait({running})
 
 
+ALL = 1, 1, list[str]()
+NONE = 0, 0, list[str]()
+
+
 async def test_the_objects_of_a_namespace_that_is_claimed_late_reach_the_controller_together(claimed_late):
     """A pool without its periodic tasks would mean that these are deleted."""
     _, claims, watches, _, seen = claimed_late
     await watches.resync()
     await claims.claim(["prod"])
     await watches.resync()
-    assert await seen.get() == (1, 1)
+    assert await seen.get() == ALL
 
 
 async def test_a_namespace_that_another_release_has_taken_is_left_alone_and_none_of_its_objects_taken_for_deleted(
@@ -128,17 +137,30 @@ async def test_a_namespace_that_another_release_has_taken_is_left_alone_and_none
     api, claims, watches, controller, seen = claimed_late
     await claims.claim(["prod"])
     await watches.resync()
-    assert await seen.get() == (1, 1)
+    assert await seen.get() == ALL
     api.holder = "another"
-    await claims.claim(["prod"])  # is refused, because the Lease has changed
     await claims.claim(["prod"])
+    assert await seen.get() == NONE
     await watches.resync()
     controller.enqueue("prod", "documents")
     assert controller._objects == {}
     api.holder = ""
     await claims.claim(["prod"])
     await watches.resync()
-    assert await seen.get() == (1, 1)
+    assert await seen.get() == ALL
+
+
+async def test_the_objects_of_a_namespace_that_is_made_again_between_two_renewals_are_new_ones(claimed_late):
+    api, claims, watches, controller, seen = claimed_late
+    await claims.claim(["prod"])
+    await watches.resync()
+    assert await seen.get() == ALL
+    api.uid = "2"
+    await claims.claim(["prod"])
+    assert await seen.get() == (0, 0, ["kubernetes:prod.1/documents"])
+    assert controller._fleet.home("prod") == "prod.2"
+    await watches.resync()
+    assert await seen.get() == ALL
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NamespaceTerminating, NotFound
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NamespaceTerminating, NoNamespace, NotFound
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.fleet import FleetError
 from joex_operator.metrics import OperatorMetrics
@@ -22,6 +22,7 @@ class Server:
     def __init__(self) -> None:
         self.refusal: ApiError | None = None
         self.lease: dict[str, Any] | None = None
+        self.made = 0
         self.uid = "uid-1"
         self.hides_namespaces = False
 
@@ -35,8 +36,9 @@ class Server:
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - as the API has it
         if self.refusal is not None:
             raise self.refusal
-        self.lease = body
-        return body
+        self.made += 1
+        self.lease = {**body, "metadata": {**body["metadata"], "uid": f"lease-{self.made}"}}
+        return self.lease
 
     async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self._found(path)
@@ -73,7 +75,7 @@ class Asking:
         for _ in range(100):  # so that all other requests can come meanwhile
             await asyncio.sleep(0)
         self.now -= 1
-        return body
+        return {**body, "metadata": {**body["metadata"], "uid": "lease"}}
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ async def refuse(server: Server, claims: NamespaceClaims, refusal: ApiError) -> 
 async def test_a_claim_lasts_while_its_namespace_is_being_deleted(server: Server, claims: NamespaceClaims) -> None:
     await refuse(server, claims, TERMINATING)
     assert claims.holds("shop")
-    await refuse(server, claims, NotFound("namespaces shop not found"))
+    await refuse(server, claims, NoNamespace("namespaces shop not found"))
     assert claims.problem() is None
     assert not claims.holds("shop")
 
@@ -115,6 +117,7 @@ async def test_a_claim_lasts_while_its_namespace_is_being_deleted(server: Server
         ({"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]}, NamespaceTerminating),
         ({"causes": [{"reason": "FieldValueForbidden", "field": "spec"}]}, ApiError),
         ({"kind": "leases"}, ApiError),
+        ({"kind": "namespaces", "name": "shop"}, ApiError),
         ("none, from a proxy", ApiError),
     ],
 )
@@ -176,10 +179,39 @@ async def test_who_takes_the_lease_of_a_namespace_stops_the_operator_in_no_other
 
 async def test_a_namespace_that_is_made_again_has_another_uid(server: Server, claims: NamespaceClaims) -> None:
     assert claims.uid_of("shop") == "uid-1"
-    await refuse(server, claims, NotFound("namespaces shop not found"))
+    deleted = uids_at_deletion(claims)
+    await refuse(server, claims, NoNamespace("namespaces shop not found"))
+    assert deleted == ["uid-1"]
+    with pytest.raises(FleetError, match="does not act in the namespace shop any more"):
+        claims.uid_of("shop")
     server.refusal, server.uid = None, "uid-2"
     await claims.claim(["shop"])
     assert (claims.holds("shop"), claims.uid_of("shop")) == (True, "uid-2")
+
+
+async def test_a_namespace_that_is_made_again_between_two_renewals_is_another_one(
+    server: Server, claims: NamespaceClaims
+) -> None:
+    deleted = uids_at_deletion(claims)
+    server.lease, server.uid = None, "uid-2"
+    await claims.claim(["shop"])
+    assert (claims.holds("shop"), claims.uid_of("shop"), deleted) == (True, "uid-2", ["uid-1"])
+
+
+async def test_a_lease_that_is_made_again_is_a_new_claim_of_the_same_namespace(
+    server: Server, claims: NamespaceClaims
+) -> None:
+    deleted = uids_at_deletion(claims)
+    server.lease = None
+    await claims.claim(["shop"])
+    assert (claims.holds("shop"), claims.uid_of("shop"), deleted) == (True, "uid-1", [])
+
+
+def uids_at_deletion(claims: NamespaceClaims) -> list[str]:
+    """The UIDs that a release knows of the namespaces that have been deleted, at that time."""
+    found: list[str] = []
+    claims.on_deletion = lambda namespace: found.append(claims.uid_of(namespace))
+    return found
 
 
 async def test_a_release_leaves_a_namespace_alone_while_it_cannot_read_its_uid(server: Server) -> None:
@@ -194,27 +226,60 @@ async def test_a_release_leaves_a_namespace_alone_while_it_cannot_read_its_uid(s
 
 
 async def test_a_lease_that_was_made_by_hand_for_this_release_is_a_claim(server: Server) -> None:
-    server.lease = {"metadata": {"name": "joex.dev"}, "spec": {"holderIdentity": "joex/joex-operator"}}
+    server.lease = {
+        "metadata": {"name": "joex.dev", "uid": "by hand"},
+        "spec": {"holderIdentity": "joex/joex-operator"},
+    }
     claims = NamespaceClaims(server, "joex/joex-operator")  # type: ignore[arg-type]
     await claims.claim(["shop"])
     assert claims.holds("shop")
 
 
 async def test_another_release_is_forgotten_with_its_namespace(server: Server) -> None:
-    server.lease = {"metadata": {"name": "joex.dev"}, "spec": {"holderIdentity": "other/joex-operator"}}
+    server.lease = {
+        "metadata": {"name": "joex.dev", "uid": "by hand"},
+        "spec": {"holderIdentity": "other/joex-operator"},
+    }
     claims = NamespaceClaims(server, "joex/joex-operator")  # type: ignore[arg-type]
     await claims.claim(["shop"])
     assert claims.problem() == (
         "the release other/joex-operator manages the namespace shop: joex/joex-operator leaves it alone"
     )
-    server.lease, server.refusal = None, NotFound("namespaces shop not found")
+    server.lease, server.refusal = None, NoNamespace("namespaces shop not found")
     await claims.claim(["shop"])
     assert claims.problem() is None
 
 
-async def test_a_release_that_may_no_longer_claim_starts_over(server: Server, claims: NamespaceClaims) -> None:
-    with pytest.raises(FleetError, match="can't renew the claim of the namespace shop: leases is forbidden"):
-        await refuse(server, claims, FORBIDDEN)
+async def test_a_claim_that_the_api_server_refuses_to_renew_stops_the_operator_in_no_other_namespace(
+    server: Server, claims: NamespaceClaims
+) -> None:
+    """What others have written into a Lease can make the API server refuse it."""
+    lost: list[str] = []
+    claims.on_loss = lost.append
+    await refuse(server, claims, FORBIDDEN)
+    assert (claims.holds("shop"), lost) == (False, ["shop"])
+    assert claims.problem() == "can't claim the namespace shop: leases is forbidden"
+    server.refusal = None
+    await claims.claim(["shop"])
+    assert (claims.holds("shop"), claims.problem()) == (True, None)
+
+
+async def test_namespaces_that_come_and_go_leave_nothing_behind() -> None:
+    claims = NamespaceClaims(Server(), "joex/joex-operator")  # type: ignore[arg-type]
+    empty = sizes(claims)
+    server = Server()
+    claims._api = server  # type: ignore[assignment]
+    for number in range(3):
+        server.uid, server.refusal, server.hides_namespaces = f"uid-{number}", None, True
+        await claims.claim(["shop"])  # can't read its UID
+        server.hides_namespaces = False
+        await claims.claim(["shop"])
+        await refuse(server, claims, NoNamespace("namespaces shop not found"))
+    assert sizes(claims) == empty
+
+
+def sizes(claims: NamespaceClaims) -> dict[str, int]:
+    return {name: len(some) for name, some in vars(claims).items() if isinstance(some, dict | set | list)}
 
 
 async def test_a_release_without_the_right_to_claim_says_so(server: Server) -> None:
