@@ -8,6 +8,7 @@ import pytest
 
 import joex
 from joex.errors import JoexError
+from joex.notifications import accept_waiters
 from joex.notifications.accept_waiters import _RENEW_EVERY
 from tests.support.waiting import eventually
 
@@ -221,6 +222,25 @@ async def test_who_waits_sleeps_between_the_looks_when_those_at_another_queue_ha
         await client.close()
         with pytest.raises(JoexError, match="closed"):
             await stays
+
+
+async def test_queues_in_which_no_worker_waits_any_more_are_forgotten_while_others_wait(client, watched, monkeypatch):
+    watches = []
+
+    class Watch(accept_waiters._QueueWatch):
+        def __init__(self, *given):
+            super().__init__(*given)
+            watches.append(self)
+
+    monkeypatch.setattr(accept_waiters, "_QueueWatch", Watch)
+    monkeypatch.setattr(accept_waiters, "_RENEW_EVERY", 0.2)
+    stays, *gone = (waiting(client, queue) for queue in ("mail", "one", "two"))
+    await watched(3)
+    for one in gone:
+        one.cancel()
+    await eventually(lambda: set(watches[0]._queues) == {"mail"})
+    assert len(watches) == 1
+    stays.cancel()
 
 
 async def test_nothing_is_left_behind(database_url, connection, watched):

@@ -158,6 +158,10 @@ class _QueueWatch:
                 self._waiters.changed.clear()
                 for name in list(waiting):
                     await self._attend(name)
+                now = self._clock()
+                self._queues = {
+                    name: queue for name, queue in self._queues.items() if name in waiting or now < queue.renew_at
+                }
                 if waiting:
                     # (Skip queues where no worker waits any more: their times must not count.)
                     known = (queue for name, queue in self._queues.items() if name in waiting)
@@ -168,11 +172,11 @@ class _QueueWatch:
     async def _attend(self, name: str) -> None:
         """Announce that workers wait in the queue, and poll it, each when it is due."""
         queue, ask, is_pooled = self._queues.get(name), self._listener.ask, self._listener.is_pooled
-        if queue is None and is_pooled:
-            queue = self._queues[name] = _Queue(None, 0.0, math.inf)
-        elif queue is None or self._clock() >= queue.renew_at:
-            watch = worker_runs.watch(self._connection, self._name, name, _LEASE)
-            recheck = await ask(announce(self._connection, watch))
+        if queue is None or self._clock() >= queue.renew_at:
+            recheck = None
+            if not is_pooled:
+                watch = worker_runs.watch(self._connection, self._name, name, _LEASE)
+                recheck = await ask(announce(self._connection, watch))
             now = self._clock()
             queue = self._queues[name] = _Queue(recheck, now, now + _RENEW_EVERY)
         is_due = self._clock() >= queue.poll_at

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from joex_operator.decide import observed
 from joex_operator.decide.observed import ObservedDeployment, ObservedPod
@@ -107,27 +107,36 @@ class Indexer(Generic[Observed]):
                 del self._by_pool[pool]
 
 
+_Gone: TypeAlias = dict[str, tuple[float, ObservedPod]]
+"""Deleted pods by their uid, each with the time of its deletion."""
+
+
 class Cache:
     """The Deployments and pods of all pools."""
 
     def __init__(self) -> None:
         self.deployments: Indexer[ObservedDeployment] = Indexer(observed.deployment)
         self.pods: Indexer[ObservedPod] = Indexer(observed.pod)
-        self._gone: dict[Key, dict[str, tuple[float, ObservedPod]]] = {}
+        self._gone: dict[Key, _Gone] = {}
 
     def pod_deleted(self, body: Body) -> ObservedPod:
         """Remove a deleted pod. The cache remembers one that had ended, whose jobs can move on at once."""
         pod = self.pods.drop(body)
         if pod.has_ended:
-            self._gone.setdefault((pod.namespace, pod.pool), {})[pod.uid] = (time.monotonic(), pod)
+            now, key = time.monotonic(), (pod.namespace, pod.pool)
+            self._gone[key] = {**self._recently_gone(self._gone.pop(key, {}), now), pod.uid: (now, pod)}
+            # The pool whose latest pod went first comes first.
+            while not self._recently_gone(next(iter(self._gone.values())), now):
+                del self._gone[next(iter(self._gone))]
         return pod
+
+    @staticmethod
+    def _recently_gone(pods: _Gone, now: float) -> _Gone:
+        return {uid: one for uid, one in pods.items() if one[0] > now - _REMEMBERED_FOR}
 
     def replicas(self, namespace: str, pool: str, uid: str) -> list[Replica]:
         """The replicas of a pool."""
-        since = time.monotonic() - _REMEMBERED_FOR
-        gone = {key: one for key, one in self._gone.pop((namespace, pool), {}).items() if one[0] > since}
-        if gone:
-            self._gone[namespace, pool] = gone
+        gone = self._recently_gone(self._gone.get((namespace, pool), {}), time.monotonic())
         return observed.replicas(
             pool,
             uid,

@@ -46,7 +46,7 @@ class ClusterFleet:
         self._uid_of = uid_of
         self._secrets = Secrets(api)
         self._recorder = EventRecorder(api, identity)
-        self._checked: dict[str, str] = {}
+        self._checked: dict[Key, str] = {}
         self._foreign: dict[tuple[str, str], float] = {}
         self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
 
@@ -65,7 +65,7 @@ class ClusterFleet:
     async def check(self, pool: Pool) -> None:
         """See `Fleet.check`: a dry run, once for each template."""
         template = self.template(pool)
-        if self._checked.get(pool.uid) == template:
+        if self._checked.get((pool.namespace, pool.name)) == template:
             return
         # A name that no replica has.
         manifest = manifests.replica_deployment(pool, MOST_REPLICAS, self._image, self.home(pool.namespace))
@@ -74,7 +74,7 @@ class ClusterFleet:
         except Invalid as error:
             if _NO_DRY_RUN not in str(error):
                 raise
-        self._checked[pool.uid] = template
+        self._checked[pool.namespace, pool.name] = template
 
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""
@@ -169,6 +169,9 @@ class ClusterFleet:
         ]
         for space, name in absent:
             del self._statuses[kind, space, name]
+            if kind == "JoexPool":
+                self._checked.pop((space, name), None)
+                self._secrets.forget(space, name)
         return [(space, name) for space, name in absent]
 
     async def record_events(self, ref: Ref, events: Sequence[Event]) -> None:

@@ -18,6 +18,8 @@ from joex_operator.metrics import database_name
 
 _KEPT_FOR = 300.0
 _RECHECKED_IN = 10.0
+_FORGOTTEN_AFTER = 3600.0
+"""Seconds for which the operator could not read a secret again: no pool names it any more."""
 _DIGESTING = ThreadPoolExecutor(1)
 """A thread of its own: those of asyncio may all wait for the names of hosts that pools have in their URLs."""
 
@@ -101,6 +103,10 @@ class Secrets:
         if data:
             self._known[key] = (min(until, time.monotonic() + _RECHECKED_IN), data)
 
+    def forget(self, namespace: str, pool: str) -> None:
+        """Forget a pool that is gone."""
+        self._digests.pop((namespace, pool), None)
+
     def _content(self, pool: Pool) -> str | None:
         _, data = self._known.get((pool.namespace, pool.spec.database.secret_name), (0.0, {}))
         return data.get(pool.spec.database.secret_key)
@@ -124,7 +130,9 @@ class Secrets:
                 is_refusal=True,
             )
         data = secret.get("data") or {}
-        self._known[namespace, name] = (time.monotonic() + _KEPT_FOR, data)
+        now = time.monotonic()
+        self._known = {key: one for key, one in self._known.items() if one[0] > now - _FORGOTTEN_AFTER}
+        self._known[namespace, name] = (now + _KEPT_FOR, data)
         return data
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from joex.errors import JoexError
 from joex.store import pools
@@ -32,30 +33,30 @@ class StepWriter:
 
     def __init__(self) -> None:
         self._written: dict[tuple[str, str], _Written] = {}
-        self._troubles: dict[str, Trouble] = {}
-        self._pauses: dict[str, float] = {}
+        self._troubles: WeakKeyDictionary[Database, Trouble] = WeakKeyDictionary()
+        self._pauses: WeakKeyDictionary[Database, float] = WeakKeyDictionary()
 
     async def write(self, step: NewPoolStep | None, database: Database | None) -> None:
         """Write a step, if it is another one than the last of its pool. Raises no error."""
         if step is None or database is None:
             return
-        now, name = time.monotonic(), database.name
+        now = time.monotonic()
         state = (
             database.url, step.home, step.before, step.target, step.ready, step.draining, step.mode, step.capped_by,
         )  # fmt: skip
         last = self._written.get((step.namespace, step.pool))
         if last is not None and last.state == state and now - last.at < _AGAIN_AFTER:
             return
-        if now < self._pauses.get(name, now):
+        if now < self._pauses.get(database, now):
             return
         try:
             async with asyncio.timeout(_WITHIN), database.connection() as connection:
                 is_there = await pools.note_step(connection, step)
         except (JoexError, OSError) as error:
             said = str(error) or f"the database has not answered within {_WITHIN} s"
-            self._pauses[name] = time.monotonic() + self._trouble(name).failed(said)
+            self._pauses[database] = time.monotonic() + self._trouble(database).failed(said)
         else:
-            self._trouble(name).over()
+            self._trouble(database).over()
             if is_there:
                 self._written[step.namespace, step.pool] = _Written(state, now)
 
@@ -63,8 +64,8 @@ class StepWriter:
         """Forget a pool that is gone."""
         self._written.pop((namespace, pool), None)
 
-    def _trouble(self, name: str) -> Trouble:
-        if name not in self._troubles:
-            emit = trouble_lines(f"the history of pools in {name}")
-            self._troubles[name] = Trouble("pool steps", emit, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
-        return self._troubles[name]
+    def _trouble(self, database: Database) -> Trouble:
+        if database not in self._troubles:
+            emit = trouble_lines(f"the history of pools in {database.name}")
+            self._troubles[database] = Trouble("pool steps", emit, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+        return self._troubles[database]

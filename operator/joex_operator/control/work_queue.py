@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -30,7 +30,6 @@ class WorkQueue(Generic[Key]):
     def __init__(self, owner: Callable[[Key], Hashable] = lambda key: key) -> None:
         self._owner = owner
         self._most = 1
-        self._at_work = Counter[Hashable]()
         self._held_back: dict[Hashable, deque[tuple[float, Key]]] = {}
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
@@ -70,7 +69,6 @@ class WorkQueue(Generic[Key]):
                 await reconcile(key)
             finally:
                 self._busy.discard(key)
-                self._at_work[self._owner(key)] -= 1
                 if key in self._due:
                     self._push(key, self._due[key])
                 if key in self._due or self._held_back:
@@ -87,12 +85,11 @@ class WorkQueue(Generic[Key]):
                 if self._due.get(key) != due or key in self._busy:
                     continue
                 owner = self._owner(key)
-                if self._at_work[owner] >= self._most:
+                if self._at_work(owner) >= self._most:
                     self._held_back.setdefault(owner, deque()).append(entry)
                     continue
                 del self._due[key]
                 self._busy.add(key)
-                self._at_work[owner] += 1
                 return key
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._heap[0][0] if self._heap else None):
@@ -101,7 +98,7 @@ class WorkQueue(Generic[Key]):
     def _next_entry(self, now: float) -> tuple[float, Key] | None:
         """Take the next entry that is due, first of an owner that was held back and has a worker again."""
         for owner, entries in self._held_back.items():
-            if self._at_work[owner] < self._most:
+            if self._at_work(owner) < self._most:
                 entry = entries.popleft()
                 if not entries:
                     del self._held_back[owner]
@@ -110,6 +107,9 @@ class WorkQueue(Generic[Key]):
             due, _, key = heapq.heappop(self._heap)
             return due, key
         return None
+
+    def _at_work(self, owner: Hashable) -> int:
+        return sum(self._owner(key) == owner for key in self._busy)
 
     def _push(self, key: Key, due: float) -> None:
         self._order += 1  # keys need not be comparable

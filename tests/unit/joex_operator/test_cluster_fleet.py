@@ -1,10 +1,13 @@
 """The fleet on Kubernetes: its requests, and what it makes of the answers."""
 
+import base64
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from joex_operator.cluster import secrets
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kubernetes_api import Conflict, Invalid
 from joex_operator.control.fleet import FleetError
@@ -85,3 +88,27 @@ async def test_a_name_that_another_owner_has_is_told_once_and_then_left_alone(fl
         await fleet.create(pool(), 0)
     assert fleet.taken(pool()) == {0}
     assert fleet.taken(replace(pool(), name="other")) == fleet.taken(replace(pool(), namespace="other")) == set()
+
+
+async def test_pools_that_come_and_go_leave_nothing_behind(
+    fleet: ClusterFleet, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(secrets, "time", SimpleNamespace(monotonic=lambda: now))
+    url = base64.b64encode(b"postgresql:///shop").decode()
+    for number in range(3):
+        name = f"preview-{number}"
+        one = replace(pool(database={"secretName": name}), name=name)
+        api.existing[name] = {"metadata": {"labels": {"joex.dev/pools": "allowed"}}, "data": {"url": url}}
+        fleet.keep_status(body_of(name))
+        await fleet.database_url(one)
+        await fleet.check(one)
+        now += 7200.0
+        fleet.mark_deleted(body_of(name))
+        assert fleet.forget_absent("JoexPool", (), 10, "") == [("prod", name)]
+    assert {name: some for name, some in vars(fleet).items() if isinstance(some, dict) and some} == {}
+    assert (list(fleet._secrets._known), fleet._secrets._digests) == ([("prod", "preview-2")], {})
+
+
+def body_of(name: str) -> dict[str, Any]:
+    return {"kind": "JoexPool", "metadata": {"namespace": "prod", "name": name, "resourceVersion": "5"}}

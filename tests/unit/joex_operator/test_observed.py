@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from joex_operator.cluster import cache as cache_module
 from joex_operator.cluster.cache import Cache
 from joex_operator.decide import observed
 from joex_operator.decide.replicas import ObservedExecutor, Phase, Replica
@@ -160,6 +162,17 @@ class TestGonePods:
     def test_one_that_was_removed_by_force_may_still_run(self) -> None:
         assert self.gone(pod(metadata=DELETED, containerStatuses=[container()])) == ()
         assert self.gone(pod(containerStatuses=[container()])) == ()
+
+    def test_those_of_pools_that_are_gone_too_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = 1000.0
+        monkeypatch.setattr(cache_module, "time", SimpleNamespace(monotonic=lambda: now))
+        cache = Cache()
+        for number in range(10):
+            body = pod(metadata={**DELETED, "uid": f"uid-{number}"}, containerStatuses=[container(**ENDED)])
+            body["metadata"]["labels"] = {**body["metadata"]["labels"], "joex.dev/pool": f"pool-{number}"}
+            cache.pod_deleted(body)
+            now += 400.0
+        assert [pool for _, pool in cache._gone] == ["pool-8", "pool-9"]
 
     def test_one_that_never_had_a_node_never_ran(self) -> None:
         body = pod(metadata=DELETED, phase="Pending")

@@ -1,10 +1,11 @@
 """The work queue: one entry for each key, the earliest; one reconcile of a key at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
 from contextlib import asynccontextmanager
 
 from joex_operator.control.work_queue import WorkQueue
+from tests.support.waiting import eventually
 
 
 class Looks:
@@ -139,3 +140,15 @@ async def test_who_is_held_back_for_others_gets_a_look_when_a_worker_is_free_aga
         for _ in range(3):
             looks.gate.release()
         assert {await looks.begun.get(), await looks.begun.get()} == {"a1", "a3"}
+
+
+async def test_owners_that_come_and_go_leave_nothing_behind() -> None:
+    queue, looks = WorkQueue[str](), Looks()
+    async with kept(queue, looks):
+        for number in range(10):
+            queue.add(f"owner {number}")
+            await looks.begun.get()
+            looks.gate.release()
+        await eventually(lambda: not queue._busy)
+    kept_for_ever = {name: some for name, some in vars(queue).items() if isinstance(some, Sized) and len(some) > 0}
+    assert kept_for_ever == {}
