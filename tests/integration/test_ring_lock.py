@@ -249,6 +249,26 @@ async def test_an_executor_says_which_session_holds_up_its_takes_until_that_is_o
         await eventually(lambda: inside.executor.described == "running")
 
 
+async def test_an_executor_says_that_a_prepared_transaction_holds_up_its_takes(
+    client, database_url, another_connection
+):
+    app = App()
+
+    @app.task("a")
+    async def task(ctx: Context) -> None: ...
+
+    hung = await another_connection()
+    async with executor_inside(app, database_url, lease=LONG) as inside:
+        await inside.log.wait_for(FellAsleep)
+        await hung.execute(f"BEGIN; SELECT pg_advisory_xact_lock({RING}); PREPARE TRANSACTION 'hung'")
+        try:
+            await client.submit("a")
+            said = "a prepared transaction holds the lock of a queue, each take from which is a second late"
+            await eventually(lambda: inside.executor.described == f"running; {said}")
+        finally:
+            await hung.execute("ROLLBACK PREPARED 'hung'")
+
+
 async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before(bench):
     await bench.submit()
     executor = await bench.executor()

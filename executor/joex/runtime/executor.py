@@ -100,7 +100,8 @@ class Executor:
             return f"{self.phase}; the database refuses its login"
         holders = [] if self._registration is None else self._registration.taker.holders
         # (Every caller may read this: it names no queue and no role.)
-        held = (f"session {one} holds the lock of a queue, each take from which is a second late" for one in holders)
+        named = ("a prepared transaction" if one is None else f"session {one}" for one in holders)
+        held = (f"{one} holds the lock of a queue, each take from which is a second late" for one in named)
         return "; ".join([self.phase, *held])
 
     @property

@@ -69,8 +69,8 @@ class Taker:
         self._take_lock = asyncio.Lock()  # held during a take
         self._is_stopped = False
         self._is_slow = False
-        self.holders: list[int] = []
-        """The sessions that hold up each take from a queue of this executor."""
+        self.holders: list[int | None] = []
+        """The sessions that hold up each take from a queue of this executor; None: a prepared transaction does."""
 
     def wake(self) -> None:
         """Take again soon: a slot is free, a job came, or the lease is trusted again."""

@@ -208,8 +208,11 @@ async def serve(connection: Connection, queue: str) -> None:
         await connection.execute(_SERVE, queue)
 
 
-async def queue_holders(connection: Connection, queues: Sequence[str]) -> list[int]:
-    """The sessions (the ids of their server processes) that hold up each take from one of these queues."""
+async def queue_holders(connection: Connection, queues: Sequence[str]) -> list[int | None]:
+    """The sessions (the ids of their server processes) that hold up each take from one of these queues.
+
+    None: a prepared transaction, which has no session, does.
+    """
     with translated():
         return [row["session"] for row in await connection.fetch(_QUEUE_HOLDERS, queues)]
 
