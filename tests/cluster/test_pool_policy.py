@@ -45,6 +45,7 @@ PERMITTED: dict[str, Object | None] = {
     },
     "volumes": volume(configMap={"name": "any"}),
     "a permitted secret as a volume": volume(secret={"secretName": "joex-db"}),
+    "a permitted secret for images": {"imagePullSecrets": [{"name": "joex-db"}]},
     "a permitted secret in a variable": executor(**variable("joex-db")),
     "variables": executor(env=[{"name": "A", "value": "b"}], envFrom=[{"configMapRef": {"name": "any"}}]),
     "no rights": beside(securityContext={"privileged": False, "capabilities": {"drop": ["ALL"]}}),
@@ -78,6 +79,7 @@ FORBIDDEN: dict[str, tuple[Object, str]] = {
         {"initContainers": [{"name": "first", "image": "any", **variable("other")}]},
         SECRETS,
     ),
+    "a secret for images": ({"imagePullSecrets": [{"name": "joex-db"}, {"name": "other"}]}, SECRETS),
     "a secret in variables": (beside(envFrom=[{"secretRef": {"name": "other"}}]), SECRETS),
 }
 
