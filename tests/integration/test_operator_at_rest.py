@@ -53,6 +53,7 @@ class StillFleet:
     def __init__(self, url: str) -> None:
         self.url = url
         self.unknown: str | None = None
+        self.asked = 0
         self.refuses: set[str] = set()
         self.there: dict[str, list[Replica]] = {}
         self.statuses: dict[Ref, Mapping[str, Any]] = {}
@@ -96,6 +97,7 @@ class StillFleet:
 
     async def database_url(self, pool: Pool) -> str:
         del pool
+        self.asked += 1
         if self.unknown is not None:
             raise UrlUnknown(self.unknown, "no URL")
         return self.url
@@ -397,6 +399,16 @@ async def check(world: World) -> None:
     assert world.reconciles <= MOST_RECONCILES
     assert len(world.fleet.changes) <= MOST_CHANGES, world.fleet.changes
     assert len(world.fleet.refused) <= 2 * world.reconciles, world.fleet.refused
+
+
+async def test_a_reconcile_asks_for_the_url_of_a_pool_once_even_if_there_is_none(world: World) -> None:
+    world.fleet.unknown = "SecretMissing"
+    world.pool()
+    world.task("03:00")
+    for key in (Key(POOL, "prod", "documents"), Key(PERIODIC, "prod")):
+        world.fleet.asked = 0
+        await world.controller._reconcile(key)
+        assert world.fleet.asked == 1, key
 
 
 async def test_news_of_a_queue_concerns_the_pools_that_could_grow(world: World) -> None:

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from joex_operator.api.objects import parse_pool
+from joex_operator.control.database import Database
 from tests.support.reconciles import POLL, Reconciles, reconciles
 from tests.unit.joex_operator.builders import manifest
 
@@ -26,5 +27,5 @@ async def test_a_pool_that_can_not_grow_is_reconciled_once_for_a_notification(op
 async def test_a_pool_whose_database_went_away_is_tried_again_after_the_poll(
     operator: Reconciles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operator.databases, "get", Mock(side_effect=ConnectionRefusedError))
+    monkeypatch.setattr(Database, "connection", Mock(side_effect=ConnectionRefusedError))
     assert await operator.reconcile() == POLL

@@ -21,7 +21,7 @@ class Reconciles:
     """The reconciles of pools in the namespace ``prod``, whose specs have these fields unless a test says otherwise."""
 
     def __init__(self, url: str, **defaults: Any) -> None:
-        self._defaults = defaults
+        self._url, self._defaults = url, defaults
         metrics, nothing = OperatorMetrics(), lambda *_: None
         output: Any = type("Output", (), {"event": nothing})()
         start = partial(SchedulerService, worker="me", poll=POLL, metrics=metrics)
@@ -32,7 +32,7 @@ class Reconciles:
     async def reconcile(self, name: str = "documents", **spec: Any) -> float:
         """Reconcile a pool with this spec; returns the seconds until the next reconcile."""
         pool = parse_pool(manifest(name, **{**self._defaults, **spec}))
-        return await self.reconciler.reconcile(Ref("JoexPool", pool.namespace, name), pool)
+        return await self.reconciler.reconcile(Ref("JoexPool", pool.namespace, name), pool, self._url)
 
 
 @asynccontextmanager

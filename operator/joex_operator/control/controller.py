@@ -26,6 +26,7 @@ from joex_operator.control.work_queue import WorkQueue
 from joex_operator.decide.conditions import refused
 from joex_operator.decide.events import events_of_change
 from joex_operator.decide.periodic_rows import owner
+from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.decide.status import with_conditions
 from joex_operator.metrics import OperatorMetrics
 
@@ -209,32 +210,31 @@ class Controller:
             if key in self._refused:
                 raise self._refused[key]
             pool = self._pools[key]
-            await self._note_url(key, pool)
-            return await self._pool_reconciler.reconcile(reference(manifest), pool)
+            url = await self._note_url(key, pool)
+            return await self._pool_reconciler.reconcile(reference(manifest), pool, url)
         except SpecError as error:
             await self._refuse(manifest, error)
             return None  # until the object changes
 
-    async def _note_url(self, key: Key, pool: Pool) -> None:
+    async def _note_url(self, key: Key, pool: Pool) -> str | DatabaseProblem:
         """Remember the database whose notifications concern a pool, and close the databases that no pool uses."""
         try:
             url = await self._fleet.database_url(pool)
-        except UrlUnknown:
-            return
+        except UrlUnknown as error:
+            return error.problem
         if key in self._pools and self._urls.get(key) != url:  # the pool may have been removed meanwhile
             self._urls[key] = url
             await self._close_unused()
+        return url
 
     async def _reconcile_periodic_tasks(self, key: Key) -> float | None:
         here = {other: self._objects[other] for other in self._keys(key.namespace)}
         left = self._left.pop(key.namespace, {})
         tasks = [manifest for other, manifest in here.items() if other.kind == PERIODIC]
         pools = {other: self._pools.get(other) for other in here if other.kind == POOL}
-        for other, pool in pools.items():
-            if pool is not None:
-                await self._note_url(other, pool)
+        urls = {other.name: await self._note_url(other, pool) for other, pool in pools.items() if pool is not None}
         after = await self._periodic_reconciler.reconcile(
-            key.namespace, tasks, {other.name: pool for other, pool in pools.items()}, left
+            key.namespace, tasks, {other.name: pool for other, pool in pools.items()}, urls, left
         )
         await self._close_unused()  # this reconcile was the last to need the database of a pool that is gone
         return after

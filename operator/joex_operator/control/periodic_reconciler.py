@@ -19,7 +19,7 @@ from joex.store.periodic import PeriodicTask, TaskKey
 from joex.store.statement import Connection
 from joex_operator.api.objects import Pool
 from joex_operator.control.database import Databases, database_problem
-from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
+from joex_operator.control.fleet import Fleet, FleetError
 from joex_operator.decide.events import events_of_change
 from joex_operator.decide.periodic_rows import (
     DesiredRow,
@@ -51,7 +51,7 @@ class PeriodicReconciler:
     """Reconciles the periodic tasks of namespaces.
 
     Args:
-        fleet: knows the URLs of databases and stores statuses.
+        fleet: stores statuses.
         databases: hold the rows.
         poll: seconds after which the tasks of a namespace are reconciled again, at the latest.
     """
@@ -72,6 +72,7 @@ class PeriodicReconciler:
         namespace: str,
         manifests: Sequence[Mapping[str, Any]],
         pools: Mapping[str, Pool | None],
+        databases: Mapping[str, str | DatabaseProblem],
         left: Mapping[str, str],
     ) -> float | None:
         """Sync the tasks of a namespace; returns the seconds until the next reconcile, None: when something changes.
@@ -80,6 +81,7 @@ class PeriodicReconciler:
             namespace: of the tasks and pools.
             manifests: all PeriodicTasks of the namespace.
             pools: all its pools, by name; None for an invalid one.
+            databases: the URL of each valid pool's database, or why it is not known.
             left: the owners of the rows of pools that are gone, with their databases: these rows are removed, if their
                 database answers.
 
@@ -87,7 +89,10 @@ class PeriodicReconciler:
             FleetError: a status could not be stored. All else is done.
         """
         desired = [desired_row(manifest, pools) async for manifest in _in_turn(manifests)]
-        urls, problems = await self._urls(pools)
+        urls = {name: url for name, url in databases.items() if isinstance(url, str)}
+        problems = {name: problem for name, problem in databases.items() if isinstance(problem, DatabaseProblem)}
+        for name in pools.keys() - databases.keys():
+            problems[name] = DatabaseProblem("InvalidPool", f"JoexPool {name!r} is invalid: its conditions say why")
         owners = {name: owner(self._fleet.home(namespace), name) for name in urls}
         here: dict[str, dict[str, list[DesiredRow]]] = {}
         for name, url in (*left.items(), *((owners[pool], url) for pool, url in urls.items())):
@@ -101,7 +106,7 @@ class PeriodicReconciler:
         finally:
             del self._last_visits[namespace]
         at = dict(zip(here, answers, strict=True))
-        found = problems | {name: at[url] for name, url in urls.items()}
+        found: dict[str, _Answer] = {**problems, **{name: at[url] for name, url in urls.items()}}
         await self._store_statuses(desired, found)
         if not desired and not any(isinstance(at[url], DatabaseProblem) for url in urls.values()):
             return None
@@ -113,20 +118,6 @@ class PeriodicReconciler:
             if isinstance(row, PeriodicTask)
         ]
         return next_reconcile(rows, datetime.now(UTC), self._poll)
-
-    async def _urls(self, pools: Mapping[str, Pool | None]) -> tuple[dict[str, str], dict[str, _Answer]]:
-        """The URL of each pool's database, or why it is not known."""
-        urls: dict[str, str] = {}
-        problems: dict[str, _Answer] = {}
-        for name, pool in pools.items():
-            if pool is None:
-                problems[name] = DatabaseProblem("InvalidPool", f"JoexPool {name!r} is invalid: its conditions say why")
-                continue
-            try:
-                urls[name] = await self._fleet.database_url(pool)
-            except UrlUnknown as error:
-                problems[name] = error.problem
-        return urls, problems
 
     async def _sync_rows(self, url: str, owned: Mapping[str, Sequence[DesiredRow]]) -> _Answer:
         """Sync the rows of one database; returns the rows. ``owned``: the desired ones of each owner."""

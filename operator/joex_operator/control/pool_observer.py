@@ -19,12 +19,12 @@ from joex.store.statement import Connection
 from joex_operator.api.names import app_id, replica_name, replica_of
 from joex_operator.api.objects import Pool
 from joex_operator.control.database import Database, Databases, database_problem
-from joex_operator.control.fleet import Fleet, UrlUnknown
+from joex_operator.control.fleet import Fleet
 from joex_operator.control.sharers import Sharers
 from joex_operator.decide import scaling
 from joex_operator.decide.growth_watch import PAUSES, GrowthWatch
 from joex_operator.decide.observed import judged
-from joex_operator.decide.plan import ObservedPool, Plan
+from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan
 from joex_operator.decide.replicas import ObservedExecutor, Replica
 from joex_operator.decide.scaling import Demand, Work
 from joex_operator.decide.sharing import Server, part
@@ -85,28 +85,28 @@ class PoolObserver:
         self._can_grow.pop((namespace, name), None)
         self._sharers.forget(namespace, name)
 
-    async def observe(self, pool: Pool, template: str) -> tuple[ObservedPool, Database | None]:
+    async def observe(
+        self, pool: Pool, template: str, url: str | DatabaseProblem
+    ) -> tuple[ObservedPool, Database | None]:
         """Observe a pool whose executors have this template; the demand is None where its database does not answer."""
-        database = None
+        if isinstance(url, DatabaseProblem):
+            return self._without_database(pool, template, url), None
+        database = self._databases.get(url)
         try:
-            database = self._databases.get(await self._fleet.database_url(pool))
             known, demand, worked = await self._query(pool, database)
-        except UrlUnknown as error:
-            problem = error.problem
         except (JoexError, OSError) as error:
             self._fleet.recheck_url(pool)
-            problem = database_problem(error)
-        else:
-            now, min_ready = datetime.now(UTC), timedelta(seconds=pool.spec.rollout.min_ready_seconds)
-            found = [judged(replica, worked, now, min_ready) for replica in self._fleet.replicas(pool)]
-            replicas = _merged(pool, found, known, database.name)
-            if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old
-                self._fleet.recheck_url(pool)
-            return ObservedPool(tuple(replicas), demand, template, taken=self._fleet.taken(pool)), database
+            return self._without_database(pool, template, database_problem(error)), database
+        now, min_ready = datetime.now(UTC), timedelta(seconds=pool.spec.rollout.min_ready_seconds)
+        found = [judged(replica, worked, now, min_ready) for replica in self._fleet.replicas(pool)]
+        replicas = _merged(pool, found, known, database.name)
+        if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old
+            self._fleet.recheck_url(pool)
+        return ObservedPool(tuple(replicas), demand, template, taken=self._fleet.taken(pool)), database
+
+    def _without_database(self, pool: Pool, template: str, problem: DatabaseProblem) -> ObservedPool:
         self._sharers.failed(pool)
-        return ObservedPool(
-            tuple(self._fleet.replicas(pool)), None, template, problem, self._fleet.taken(pool)
-        ), database
+        return ObservedPool(tuple(self._fleet.replicas(pool)), None, template, problem, self._fleet.taken(pool))
 
     async def _query(self, pool: Pool, database: Database) -> tuple[dict[int, list[Known]], Demand, set[str]]:
         """Query the app-ids by replica, the demand, and the crashing pods in which an executor ever registered."""

@@ -34,7 +34,7 @@ from joex_operator.decide.actions import (
 from joex_operator.decide.conditions import conditions
 from joex_operator.decide.events import Event, events_of_actions, events_of_change
 from joex_operator.decide.history import History
-from joex_operator.decide.plan import ObservedPool, Plan, decide
+from joex_operator.decide.plan import DatabaseProblem, ObservedPool, Plan, decide
 from joex_operator.decide.pool_steps import pool_step
 from joex_operator.decide.status import pool_status
 from joex_operator.metrics import OperatorMetrics
@@ -74,8 +74,13 @@ class PoolReconciler:
         """A pool is invalid, and no longer grows: other pools that serve its queues count all of the jobs."""
         self._observer.refused(namespace, name)
 
-    async def reconcile(self, ref: Ref, pool: Pool) -> float:
+    async def reconcile(self, ref: Ref, pool: Pool, url: str | DatabaseProblem) -> float:
         """Reconcile a pool; returns the seconds until the next reconcile.
+
+        Args:
+            ref: the pool as an object.
+            pool: its content.
+            url: of its database, or why none is known.
 
         Raises:
             SpecError: the pool's template is invalid.
@@ -83,14 +88,14 @@ class PoolReconciler:
                 that could not be created hardly any more are tried.
         """
         try:
-            return await self._reconcile(ref, pool)
+            return await self._reconcile(ref, pool, url)
         except Exception:
             self._observer.failed(pool)
             raise
 
-    async def _reconcile(self, ref: Ref, pool: Pool) -> float:
+    async def _reconcile(self, ref: Ref, pool: Pool, url: str | DatabaseProblem) -> float:
         template = self._fleet.template(pool)
-        observed, database = await self._observer.observe(pool, template)
+        observed, database = await self._observer.observe(pool, template, url)
         now, stored = datetime.now(UTC), self._fleet.status(ref)
         plan = decide(pool, observed, History.from_dict(stored.get("history")), now)
         self._metrics.observed(pool, observed, plan, now, database=None if database is None else database.name)

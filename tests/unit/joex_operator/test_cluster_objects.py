@@ -93,7 +93,7 @@ async def claimed_late(monkeypatch):
     owners have left rows behind."""
     seen: asyncio.Queue[tuple[int, int, list[str]]] = asyncio.Queue()
 
-    async def reconcile(_, _namespace, tasks, pools, left):
+    async def reconcile(_, _namespace, tasks, pools, _databases, left):
         seen.put_nowait((len(tasks), len(pools), list(left)))
 
     async def nothing(*_):
@@ -101,6 +101,7 @@ async def claimed_late(monkeypatch):
 
     async def note_url(controller, key, _pool):
         controller._urls[key] = "postgresql:///x"
+        return controller._urls[key]
 
     monkeypatch.setattr(PeriodicReconciler, "reconcile", reconcile)
     monkeypatch.setattr(PoolReconciler, "reconcile", nothing)
