@@ -151,7 +151,7 @@ async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go
     ended = {"done": 0, "cancelled": 0}
 
     async def work(taker: asyncpg.Connection) -> None:
-        for _ in range(250):
+        while sum(ended.values()) < 1000 or ended["cancelled"] < 100:  # the machine decides how often a timeout hits
             await taker.execute(f"BEGIN; SET LOCAL statement_timeout = {random.randint(1, 25)}")
             try:
                 await runs.take(taker, executor, ["default"], 50, FOUR_ONE)
@@ -163,7 +163,6 @@ async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go
                     await taker.execute("ROLLBACK")
 
     await asyncio.gather(*map(work, takers))
-    assert ended["cancelled"] > 100, ended
     assert await bench.connection.fetchval(HELD) == 0
     assert len(await bench.take(executor, 5)) == 5
 
