@@ -5,6 +5,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from tests.support.cluster.components import RARE_COLLECTIONS
+
 
 class HelmError(Exception):
     """Helm has failed; the message is its output."""
@@ -45,4 +47,5 @@ class Helm:
 
     def _environment(self) -> dict[str, str]:
         folders = {f"HELM_{name}_HOME": f"{self._home.name}/{name.lower()}" for name in ("CACHE", "CONFIG", "DATA")}
-        return {"PATH": os.environ["PATH"], "HOME": self._home.name, "KUBECONFIG": str(self._kubeconfig), **folders}
+        own = {"PATH": os.environ["PATH"], "HOME": self._home.name, "KUBECONFIG": str(self._kubeconfig)}
+        return {**own, **RARE_COLLECTIONS, **folders}
