@@ -1,5 +1,6 @@
 """The HTTP session of the operator's watches, against a fake API server."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -7,11 +8,18 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from kopf._cogs.clients import auth, watching
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.credentials import Vault
+from kopf._cogs.structs.references import NamespaceName, Resource
 from kubernetes.aio.client import ApiClient, Configuration
 
+from joex_operator.cluster import watch_session
 from joex_operator.cluster.watch_session import WatchSession
+from tests.support.waiting import PATIENCE
 
 PODS, POOLS = "/api/v1/pods", "/apis/joex.dev/v1alpha1/joexpools"
+SHOP = "/api/v1/namespaces/shop/pods"
 
 
 class ApiServer:
@@ -20,9 +28,11 @@ class ApiServer:
     def __init__(self) -> None:
         self.status = 200
         self.tokens: list[str] = []
+        self.asked = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.Response:
         self.tokens.append(request.headers.get("Authorization", ""))
+        self.asked.set()
         return web.json_response({}, status=self.status)
 
 
@@ -95,6 +105,49 @@ async def test_a_list_of_what_was_watched_before_is_told_because_no_watch_report
     api_server.status = 200
     await get(http, client, PODS)
     assert told == [True]
+    await session.close()
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_kopf_goes_on_trying_a_watch_in_a_namespace_that_the_api_server_refuses(
+    api_server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(watch_session, "_REFUSED_AGAIN_IN", 0.0)
+    told = asyncio.Event()
+    session = WatchSession(client, [SHOP], told.set)
+    auth.vault_var.set(Vault({"one": await session.login()}))
+    settings = OperatorSettings()
+    settings.networking.error_backoffs = (0.0,)
+    pods = Resource(group="", version="v1", plural="pods", namespaced=True)
+
+    async def watch_for_ever() -> None:
+        async for _ in watching.infinite_watch(settings=settings, resource=pods, namespace=NamespaceName("shop")):
+            pass
+
+    async def another_request() -> None:
+        api_server.asked.clear()
+        asked = asyncio.create_task(api_server.asked.wait())
+        await asyncio.wait({asked, kopf_watch}, return_when=asyncio.FIRST_COMPLETED)
+        assert asked.done(), kopf_watch
+
+    api_server.status = status
+    kopf_watch = asyncio.create_task(watch_for_ever())
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(5):
+            await another_request()
+        said = session.refusal()
+        assert said is not None
+        assert said.startswith(f"the watch on {SHOP}: {status}")
+        assert session.problem() is None, "no restart would help"
+        monkeypatch.setattr(watch_session, "_REFUSED_FOR", 0.0)
+        assert session.problem() == said, "as if nothing tried the watch again"
+        api_server.status = 200
+        await told.wait()
+        while session.problem() is not None:
+            await another_request()
+    assert session._refused_at == {}
+    kopf_watch.cancel()
+    await asyncio.wait({kopf_watch})
     await session.close()
 
 

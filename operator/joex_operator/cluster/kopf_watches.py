@@ -20,7 +20,16 @@ import kopf
 from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
 from joex_operator.cluster.cache import Indexer, Key, version
 from joex_operator.cluster.fleet import ClusterFleet
-from joex_operator.cluster.kubernetes_api import PAGE, ApiError, KubernetesApi, NotFound, Object, describe, path_of
+from joex_operator.cluster.kubernetes_api import (
+    PAGE,
+    ApiError,
+    Forbidden,
+    KubernetesApi,
+    NotFound,
+    Object,
+    describe,
+    path_of,
+)
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.cluster.watch_session import WatchSession
 from joex_operator.control.controller import PERIODIC, POOL, Controller
@@ -48,6 +57,7 @@ class KopfWatches:
         namespaces: to watch; none: the whole cluster.
         claims: only objects of a namespace that this release holds reach the controller.
         identity: of this operator.
+        binding: the RoleBinding that the chart makes in each of the namespaces.
     """
 
     def __init__(
@@ -59,6 +69,7 @@ class KopfWatches:
         *,
         claims: NamespaceClaims,
         identity: str,
+        binding: str,
     ) -> None:
         self._api = api
         self._fleet = fleet
@@ -66,16 +77,29 @@ class KopfWatches:
         self._namespaces = tuple(namespaces)
         self._claims = claims
         self._identity = identity
+        self._binding = binding
         paths = [path_of(namespace, kind) for kind in _LISTED for namespace in self._namespaces or ("",)]
         self._loop = asyncio.get_running_loop()
         self._needs_resync = asyncio.Event()
         self._complete: set[str] = set()
+        self._left_out: dict[str, str] = {}
         claims.on_loss, claims.on_deletion = self._abandon, self._remove_all
         self._session = WatchSession(api.client, paths, self._note_list)
 
     def problem(self) -> str | None:
-        """Why a watch is not live, in one line; None: all are live."""
+        """Why a watch is not live, in one line; None: all are live, or refused."""
         return self._session.problem()
+
+    def refusal(self) -> str | None:
+        """What the API server refuses in one of several namespaces, in one line; None: nothing."""
+        refused = next(iter(self._left_out.values()), None) or self._session.refusal()
+        return None if refused is None else refused + self._mend()
+
+    def _mend(self) -> str:
+        return (
+            f"; the operator needs the CRDs, and in each namespace that it watches the RoleBinding {self._binding} and "
+            "its Role: `helm upgrade` makes these again"
+        )
 
     async def missed(self) -> None:
         """Wait until a watch may have missed deletions, or objects of an unclaimed namespace, which `resync` finds."""
@@ -182,24 +206,39 @@ class KopfWatches:
         """List everything, and correct what the watches have missed.
 
         The objects of a namespace reach the controller together at first: a pool without its periodic tasks would mean
-        that these were deleted, and the controller would delete their rows.
+        that these were deleted, and the controller would delete their rows. One of several namespaces that the API
+        server refuses is left out: its owner may take the operator's rights there away, and not those elsewhere.
         """
         first: list[tuple[str, Object]] = []
+        left_out: dict[str, str] = {}
         for kind in _LISTED:
             for namespace in self._namespaces or ("",):
-                query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
-                at, there = 0, set[Key]()
-                async for page in self._api.pages(path_of(namespace, kind), **query):
-                    at = at or version(page)
-                    there |= {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page["items"]}
-                    self._take_page(kind, page["items"], first)
-                self._forget_absent(kind, there, at, namespace)
+                if namespace in left_out:
+                    continue
+                try:
+                    await self._list(kind, namespace, first)
+                except (Forbidden, NotFound) as error:
+                    if not namespace:
+                        raise
+                    left_out[namespace] = f"leaves out the namespace {namespace}: {error}"
+                    if namespace not in self._left_out:
+                        _log.warning("%s%s", left_out[namespace], self._mend())
+        self._left_out = left_out
         named = (*self._namespaces, *(body["metadata"]["namespace"] for _, body in first))
-        held = set(filter(self._claims.holds, named))
+        held = set(filter(self._claims.holds, named)) - left_out.keys()
         for kind, body in first:
             if body["metadata"]["namespace"] in held:
                 self._put_object(kind, body)
         self._complete |= held
+
+    async def _list(self, kind: str, namespace: str, first: list[tuple[str, Object]]) -> None:
+        query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
+        at, there = 0, set[Key]()
+        async for page in self._api.pages(path_of(namespace, kind), **query):
+            at = at or version(page)
+            there |= {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page["items"]}
+            self._take_page(kind, page["items"], first)
+        self._forget_absent(kind, there, at, namespace)
 
     def _take_page(self, kind: str, bodies: Sequence[Object], first: list[tuple[str, Object]]) -> None:
         if kind in _OBJECTS:

@@ -35,6 +35,10 @@ class ApiError(FleetError):
     """The API server refused a request, or is unreachable."""
 
 
+class Forbidden(ApiError):
+    """The operator has no right to this."""
+
+
 class NotFound(ApiError):
     """There is no such object."""
 
@@ -55,7 +59,7 @@ class Invalid(ApiError):
     """The object is invalid."""
 
 
-_ERRORS: dict[int, type[ApiError]] = {400: Invalid, 404: NotFound, 409: Conflict, 422: Invalid}
+_ERRORS: dict[int, type[ApiError]] = {400: Invalid, 403: Forbidden, 404: NotFound, 409: Conflict, 422: Invalid}
 
 
 class KubernetesApi:

@@ -96,8 +96,11 @@ class Operator:
     def readiness(self) -> str | None:
         """Why this operator does not do all that it should, in one line; None: it does."""
         wrong = self._readiness.now()
+        # What follows is no reason for a restart.
+        if wrong is None and self._watches is not None:
+            wrong = self._watches.refusal()
         if wrong is None and self._claims is not None:
-            return self._claims.problem()  # no reason for a restart
+            wrong = self._claims.problem()
         return wrong
 
     def _not_ready(self) -> str | None:
@@ -130,7 +133,13 @@ class Operator:
             metrics=self._metrics,
         )
         watches = self._watches = KopfWatches(
-            self._api, fleet, controller, settings.namespaces, claims=claims, identity=settings.own_identity
+            self._api,
+            fleet,
+            controller,
+            settings.namespaces,
+            claims=claims,
+            identity=settings.own_identity,
+            binding=f"{settings.own_namespace}:{settings.lease_name}",
         )
         try:
             await watches.wait_for_crds()

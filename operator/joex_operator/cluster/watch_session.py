@@ -3,11 +3,15 @@
 kopf retries failed watches and does not report whether they succeed. So the session notes for each watched path whether
 the latest request succeeded. Nor does kopf report which objects were deleted before it lists anew, as it must where the
 API server has no older changes any more, for example after its restart: so the session tells of such lists.
+
+kopf gives a watch up after a 403 or 404, for ever and without a word. In a namespace that the operator watches by its
+name, both are for its owner to mend: kopf sees them as 429 there, after which alone it goes on trying.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +26,11 @@ from joex_operator.cluster.kubernetes_api import describe
 
 _LOGIN_EVERY = 2.0
 """Seconds between two sessions, because kopf asks for a new one after each 401."""
+_REFUSALS, _TOO_MANY = (403, 404), 429
+_REFUSED_AGAIN_IN = 20.0
+"""Seconds before kopf, which logs each try, learns of a refusal. Its requests may take thirty."""
+_REFUSED_FOR = 90.0
+"""Seconds after which a refused watch that has not been tried again is dead."""
 
 
 class _Lines:
@@ -72,19 +81,31 @@ class WatchSession:
         self._paths = tuple(paths)
         self._listed_anew = listed_anew
         self._wrong: dict[str, str] = {}
+        self._refused_at: dict[str, float] = {}
         self._live: set[str] = set()
         self._failure = ""
         self._session: aiohttp.ClientSession | None = None
         self._next_at = 0.0
 
     def problem(self) -> str | None:
-        """Why a watch is not live, in one line; None: all are live. May be called from any thread."""
+        """Why a watch is not live, in one line; None: all are live, or refused. May be called from any thread."""
         for path in self._paths:
+            if self._is_refused(path):
+                continue
             if wrong := self._wrong.get(path):
                 return f"the watch on {path}: {wrong}"
             if path not in self._live:
                 return f"the watch on {path} has not started" + (f": {self._failure}" if self._failure else "")
         return None
+
+    def refusal(self) -> str | None:
+        """Which watch in one of several namespaces the API server refuses, in one line; None: none."""
+        refused = (path for path in self._paths if self._is_refused(path))
+        return next((f"the watch on {path}: {self._wrong.get(path)}" for path in refused), None)
+
+    def _is_refused(self, path: str) -> bool:
+        at = self._refused_at.get(path)
+        return at is not None and time.monotonic() - at < _REFUSED_FOR
 
     async def login(self) -> kopf.AiohttpSession:
         """Create a session for kopf, and close the previous one."""
@@ -120,14 +141,18 @@ class WatchSession:
     async def _note_answer(
         self, _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestEndParams
     ) -> None:
-        answer = request.response
+        answer, path = request.response, self._path(request.url)
         if not answer.ok:
             self._note(request.url, f"{answer.status} {answer.reason}")
+            if answer.status in _REFUSALS and path in self._paths and "/namespaces/" in path:
+                self._refused_at[path] = time.monotonic()
+                answer.status = _TOO_MANY
+                await asyncio.sleep(_REFUSED_AGAIN_IN)
         elif request.url.query.get("watch") == "true":
-            path = self._path(request.url)
             self._wrong.pop(path, None)
+            self._refused_at.pop(path, None)
             self._live.add(path)
-        elif self._path(request.url) in self._live:
+        elif path in self._live or path in self._refused_at:
             self._listed_anew()
 
     async def _note_failure(
@@ -138,6 +163,7 @@ class WatchSession:
 
     def _note(self, url: URL, wrong: str) -> None:
         self._wrong[self._path(url)] = self._failure = wrong
+        self._refused_at.pop(self._path(url), None)
 
     def _path(self, url: URL) -> str:
         return url.path.removeprefix(self._prefix)

@@ -1,6 +1,7 @@
 """The cache of pools and periodic tasks, if older lists come after newer events."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
@@ -8,7 +9,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from joex_operator.api.objects import Ref
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kopf_watches import KopfWatches
-from joex_operator.cluster.kubernetes_api import Conflict, KubernetesApi
+from joex_operator.cluster.kubernetes_api import ApiError, Conflict, Forbidden, KubernetesApi, NotFound
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.controller import Controller
 from joex_operator.control.periodic_reconciler import PeriodicReconciler
@@ -47,7 +48,8 @@ async def test_lists_are_read_in_pages_and_what_is_on_none_is_gone():
         api = Pages(client, [deployment(f"documents-{number}") for number in range(5)])
         fleet = ClusterFleet(api, image="joex", identity="operator", uid_of=str)
         controller = Controller(fleet, worker="operator")
-        watches = KopfWatches(api, fleet, controller, (), claims=NamespaceClaims(api, "joex"), identity="operator")
+        claims = NamespaceClaims(api, "joex")
+        watches = KopfWatches(api, fleet, controller, (), claims=claims, identity="operator", binding="joex:operator")
 
         def known():
             return sorted(one.replica for one in fleet.cache.deployments.of("prod", "documents"))
@@ -70,11 +72,17 @@ class Objects(KubernetesApi):
 
     holder = ""
     uid = "1"
+    refused: Mapping[str, ApiError] = {}
 
     async def get(self, path, **_):
         await asyncio.sleep(0.01)  # as over a network: all else goes on meanwhile
+        for end, error in self.refused.items():
+            if path.endswith(end):
+                raise error
         if path.endswith("/leases/joex.dev"):
             return {"metadata": {"name": "joex.dev", "uid": self.uid}, "spec": {"holderIdentity": self.holder}}
+        if "/namespaces/shop/" in path:
+            return {"metadata": {"resourceVersion": "10"}, "items": []}
         metadata = {"namespace": "prod", "uid": self.uid, "resourceVersion": "10"}
         pool = {"metadata": {**metadata, "name": "documents"}, "spec": POOL}
         task = {"metadata": {**metadata, "name": "nightly"}, "spec": {"pool": "documents", "task": "a", "timer": "*:*"}}
@@ -88,9 +96,15 @@ class Objects(KubernetesApi):
 
 
 @pytest.fixture
-async def claimed_late(monkeypatch):
-    """A release of the whole cluster, which claims at work; notes how many tasks and pools it has reconciled, and which
-    owners have left rows behind."""
+def namespaces():
+    """None: the whole cluster."""
+    return ()
+
+
+@pytest.fixture
+async def claimed_late(monkeypatch, namespaces):
+    """A release that watches ``namespaces``, and claims at work; notes how many tasks and pools it has reconciled, and
+    which owners have left rows behind."""
     seen: asyncio.Queue[tuple[int, int, list[str]]] = asyncio.Queue()
 
     async def reconcile(_, _namespace, tasks, pools, _databases, left):
@@ -111,7 +125,9 @@ async def claimed_late(monkeypatch):
         claims = NamespaceClaims(api, "joex")
         fleet = ClusterFleet(api, image="joex", identity="operator", uid_of=claims.uid_of)
         controller = Controller(fleet, worker="operator")
-        watches = KopfWatches(api, fleet, controller, (), claims=claims, identity="operator")
+        watches = KopfWatches(
+            api, fleet, controller, namespaces, claims=claims, identity="operator", binding="joex:operator"
+        )
         running = asyncio.create_task(controller.run())
         async with asyncio.timeout(PATIENCE):
             yield api, claims, watches, controller, seen
@@ -162,6 +178,53 @@ async def test_the_objects_of_a_namespace_that_is_made_again_between_two_renewal
     assert controller._fleet.home("prod") == "prod.2"
     await watches.resync()
     assert await seen.get() == ALL
+
+
+@pytest.mark.parametrize("namespaces", [("shop", "prod")])
+@pytest.mark.parametrize("error", [Forbidden("no right"), NotFound("no such kind")])
+async def test_a_namespace_that_the_api_server_refuses_is_left_out_and_keeps_no_other_from_being_listed(
+    claimed_late, caplog, error
+):
+    api, claims, watches, _, seen = claimed_late
+    await claims.claim(["shop", "prod"])
+    api.refused = {"/shop/deployments": error}
+    await watches.resync()
+    assert await seen.get() == ALL
+    assert not watches._is_complete("shop")
+    said = watches.refusal()
+    assert "the namespace shop" in said
+    assert "RoleBinding joex:operator" in said
+    await watches.resync()
+    assert [one.getMessage() for one in caplog.records].count(said) == 1
+    api.refused = {}
+    await watches.resync()
+    assert watches.refusal() is None
+    assert watches._is_complete("shop")
+
+
+@pytest.mark.parametrize("namespaces", [("prod", "shop")])
+async def test_of_a_namespace_that_is_refused_in_part_nothing_reaches_the_controller_nor_is_taken_for_deleted(
+    claimed_late,
+):
+    api, claims, watches, controller, seen = claimed_late
+    await claims.claim(["prod", "shop"])
+    api.refused = {"/prod/periodictasks": Forbidden("no right")}
+    await watches.resync()
+    assert controller._objects == {}
+    api.refused = {}
+    await watches.resync()
+    assert await seen.get() == ALL
+    known = dict(controller._objects)
+    api.refused = {"/prod/periodictasks": Forbidden("no right")}
+    await watches.resync()
+    assert controller._objects == known
+
+
+async def test_an_operator_of_the_whole_cluster_without_its_rights_lists_nothing(claimed_late):
+    api, _, watches, _, _ = claimed_late
+    api.refused = {"/pods": Forbidden("no right")}
+    with pytest.raises(Forbidden):
+        await watches.resync()
 
 
 @pytest.fixture

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
-from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NamespaceTerminating, NoNamespace, NotFound
+from joex_operator.cluster.kubernetes_api import (
+    ApiError,
+    Forbidden,
+    KubernetesApi,
+    NamespaceTerminating,
+    NoNamespace,
+    NotFound,
+)
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.fleet import FleetError
 from joex_operator.metrics import OperatorMetrics
@@ -115,10 +122,10 @@ async def test_a_claim_lasts_while_its_namespace_is_being_deleted(server: Server
     ("details", "error"),
     [
         ({"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]}, NamespaceTerminating),
-        ({"causes": [{"reason": "FieldValueForbidden", "field": "spec"}]}, ApiError),
-        ({"kind": "leases"}, ApiError),
-        ({"kind": "namespaces", "name": "shop"}, ApiError),
-        ("none, from a proxy", ApiError),
+        ({"causes": [{"reason": "FieldValueForbidden", "field": "spec"}]}, Forbidden),
+        ({"kind": "leases"}, Forbidden),
+        ({"kind": "namespaces", "name": "shop"}, Forbidden),
+        ("none, from a proxy", Forbidden),
     ],
 )
 async def test_the_cause_in_an_answer_tells_that_its_namespace_is_being_deleted(
