@@ -107,7 +107,7 @@ async def test_after_a_promotion_jobs_keep_their_order_though_sequences_have_jum
     pair: Pair, client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
     """PostgreSQL logs sequences up to 32 values ahead: those of the jobs, and the ring's cursor."""
-    await executors.start("one", pool_size=1, lease=SHORT)
+    await executors.start("one", pool_size=1, lease=60)
     held = await client.submit("hold", {"flag": "go"}, group="g0")
     await effects.begun(held)
     jobs = [{"task": "effect", "group": f"g{n % 3}"} for n in range(9)]
