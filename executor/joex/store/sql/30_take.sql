@@ -518,7 +518,7 @@ END $$;
 
 -- The process ids of the sessions that hold the ring of a queue, alone or shared; no row: none does.
 CREATE OR REPLACE FUNCTION joex_private.ring_holder(p_queue text) RETURNS SETOF integer LANGUAGE sql STABLE AS $$
-    SELECT l.pid FROM pg_locks l
+    SELECT DISTINCT l.pid FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.granted
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND l.classid::bigint = joex_private.ring_lock() AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295

@@ -13,6 +13,7 @@ CREATE OR REPLACE FUNCTION joex.subscribe(
 DECLARE
     v_until timestamptz;
     v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
+    v_oldest tid[];
 BEGIN
     PERFORM joex_private.check_name('name', name);
     IF lasts IS NULL OR lasts <= interval '0' THEN
@@ -25,17 +26,19 @@ BEGIN
     events := events AND joex_private.may('{view}', NULL, NULL);
     SELECT s.until INTO v_until FROM joex_private.subscriber s WHERE s.name = joex_private.exact(name) FOR UPDATE;
     -- First the waits, a batch at a time. (SKIP LOCKED: a transaction that stays open after it has renewed or deleted such a row would make all
-    -- subscribers wait. To delete a subscriber deletes its waits too, however many there are, and does wait. OFFSET 0: one probe for each.)
+    -- subscribers wait. To delete a subscriber deletes its waits too, however many there are, and does wait. OFFSET 0: one probe for each.
+    -- Of the oldest alone: where a transaction keeps the rows of very many locked, each call would walk over all of them.)
+    v_oldest := ARRAY(SELECT s.ctid FROM joex_private.subscriber s WHERE s.until < v_ended AND s.name <> name ORDER BY s.until LIMIT 1000);
     DELETE FROM joex_private.subscription d WHERE d.ctid = ANY (ARRAY(
-        SELECT w.ctid FROM (SELECT o.name FROM joex_private.subscriber o WHERE o.until < v_ended AND o.name <> name
-                            ORDER BY o.until LIMIT 100 FOR UPDATE SKIP LOCKED) s
+        SELECT w.ctid FROM (SELECT o.name FROM joex_private.subscriber o WHERE o.ctid = ANY (v_oldest) AND o.until < v_ended
+                            LIMIT 100 FOR UPDATE SKIP LOCKED) s
         CROSS JOIN LATERAL (SELECT x.ctid FROM joex_private.subscription x WHERE x.subscriber = s.name
                             LIMIT 1000 FOR UPDATE SKIP LOCKED) w
         LIMIT 1000));
     DELETE FROM joex_private.subscriber d WHERE d.ctid = ANY (ARRAY(
-        SELECT s.ctid FROM joex_private.subscriber s WHERE s.until < v_ended AND s.name <> name
+        SELECT s.ctid FROM joex_private.subscriber s WHERE s.ctid = ANY (v_oldest) AND s.until < v_ended
                AND NOT EXISTS (SELECT FROM joex_private.subscription x WHERE x.subscriber = s.name OFFSET 0)
-        ORDER BY s.until LIMIT 100 FOR UPDATE SKIP LOCKED));
+        LIMIT 100 FOR UPDATE SKIP LOCKED));
     INSERT INTO joex_private.subscriber AS s (name, events, until) VALUES (name, events, clock_timestamp() + lasts)
     ON CONFLICT ON CONSTRAINT subscriber_pkey DO UPDATE SET until = excluded.until, events = excluded.events;
     RETURN coalesce(v_until - lasts / 10 > clock_timestamp(), false);   -- (the renewal commits a little later)
