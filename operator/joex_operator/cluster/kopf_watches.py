@@ -207,8 +207,10 @@ class KopfWatches:
 
         The objects of a namespace reach the controller together at first: a pool without its periodic tasks would mean
         that these were deleted, and the controller would delete their rows. One of several namespaces that the API
-        server refuses is left out: its owner may take the operator's rights there away, and not those elsewhere.
+        server refuses is left out: its owner may take the operator's rights there away, and not those elsewhere. One
+        that was lost meanwhile, and is held again, waits for the next resync: its objects were listed before the loss.
         """
+        before = self._complete.copy()
         first: list[tuple[str, Object]] = []
         left_out: dict[str, str] = {}
         for kind in _LISTED:
@@ -225,7 +227,7 @@ class KopfWatches:
                         _log.warning("%s%s", left_out[namespace], self._mend())
         self._left_out = left_out
         named = (*self._namespaces, *(body["metadata"]["namespace"] for _, body in first))
-        held = set(filter(self._claims.holds, named)) - left_out.keys()
+        held = set(filter(self._claims.holds, named)) - left_out.keys() - (before - self._complete)
         for kind, body in first:
             if body["metadata"]["namespace"] in held:
                 self._put_object(kind, body)

@@ -220,6 +220,31 @@ async def test_of_a_namespace_that_is_refused_in_part_nothing_reaches_the_contro
     assert controller._objects == known
 
 
+@pytest.mark.parametrize("namespaces", [("prod", "shop")])
+async def test_the_objects_of_a_namespace_that_is_lost_and_claimed_again_during_a_list_reach_the_controller_together(
+    claimed_late, monkeypatch
+):
+    api, claims, watches, _, seen = claimed_late
+    await claims.claim(["prod", "shop"])
+    await watches.resync()
+    assert await seen.get() == ALL
+    get = api.get
+
+    async def get_meanwhile(path, **query):
+        if path.endswith("/shop/periodictasks"):  # the last list: those of the other namespace have been read
+            for api.holder in ("another", ""):
+                await claims.claim(["prod"])
+        return await get(path, **query)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "get", get_meanwhile)
+        await watches.resync()
+    assert claims.holds("prod")
+    assert await seen.get() == NONE
+    await watches.resync()
+    assert await seen.get() == ALL
+
+
 async def test_an_operator_of_the_whole_cluster_without_its_rights_lists_nothing(claimed_late):
     api, _, watches, _, _ = claimed_late
     api.refused = {"/pods": Forbidden("no right")}
