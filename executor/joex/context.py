@@ -21,7 +21,7 @@ from joex.core.job import TakenJob
 from joex.core.text import cut
 from joex.errors import Cancel, ConfigError, Fail, InvalidJob, WorkerConflict
 from joex.store import runs
-from joex.store.drivers import PsycopgAdapter
+from joex.store.adapters import PsycopgAdapter
 from joex.store.errors import translated
 from joex.store.jobs import json_text
 from joex.store.statement import Connection

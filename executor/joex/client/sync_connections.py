@@ -14,8 +14,9 @@ import psycopg
 from joex.client.patience import PatientConnections
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.notifications.watcher import too_late
+from joex.store.adapters import PsycopgAdapter
 from joex.store.database import POLL_EVERY
-from joex.store.drivers import AnyConnection, PsycopgAdapter, adapted_sync, is_sync
+from joex.store.drivers import AnyConnection, adapted_sync, is_sync
 from joex.store.errors import translate
 from joex.store.jobs import Job
 from joex.store.statement import Connection

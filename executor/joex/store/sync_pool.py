@@ -26,9 +26,9 @@ from psycopg.pq import TransactionStatus
 
 from joex.core.url import check_database_url, may_show_parameters
 from joex.errors import ConfigError, DatabaseUnavailable
+from joex.store.adapters import PsycopgAdapter, Result
 from joex.store.connection import CONNECT_WITHIN, OLDEST_WITH_SETUP, OUR_SOCKET, session_setup
 from joex.store.database import wanted_server
-from joex.store.drivers import PsycopgAdapter, Result
 from joex.store.errors import reason, translate
 
 _KEPT_FOR = 30.0
