@@ -25,7 +25,8 @@ from joex.console.acts import MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
-from joex.console.snapshot import OVERDUE, SHORTEST_PAUSE, Snapshots, Standing
+from joex.console.snapshot import OVERDUE, SHORTEST_PAUSE, Snapshots
+from joex.console.standings import Standing
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import DatabaseUnavailable, InvalidJob

@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from joex.console.calls import TheCaller, TheConsole, needs
-from joex.console.snapshot import Queue, Snapshot
+from joex.console.snapshot import Snapshot
+from joex.console.standings import Queue
 from joex.core.access import Scope
 from joex.observe import page
 from joex.observe.queue_gauges import OF_QUEUES, STATES, bounded

@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from joex.client.explain import Reason
 from joex.console.calls import Console, Text, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to
-from joex.console.snapshot import Group, Queue, Snapshot, Standing
+from joex.console.snapshot import Snapshot
+from joex.console.standings import Group, Queue, Standing
 from joex.console.views import plural
 from joex.core.access import Scope
 from joex.http.caller import Caller, acting
