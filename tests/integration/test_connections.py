@@ -272,8 +272,8 @@ async def _none(count):
 
 @pytest.mark.parametrize("first", ["refuses", "says nothing"])
 async def test_of_several_hosts_one_may_be_dead(postgres, database_name, monkeypatch, first):
-    monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 4.0)
-    monkeypatch.setattr("joex.store.database._latest", {})
+    monkeypatch.setattr("joex.store.connector.CONNECT_WITHIN", 4.0)
+    monkeypatch.setattr("joex.store.connector._latest", {})
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         if first == "says nothing":
@@ -310,8 +310,8 @@ def resolver(monkeypatch):
 
     for loop in (asyncio.BaseEventLoop, uvloop.Loop):
         monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 4.0)
-    monkeypatch.setattr("joex.store.database._latest", {})
+    monkeypatch.setattr("joex.store.connector.CONNECT_WITHIN", 4.0)
+    monkeypatch.setattr("joex.store.connector._latest", {})
     return addresses
 
 
@@ -458,7 +458,7 @@ async def test_each_service_tells_of_its_trouble_once_and_of_its_end_once(proxy,
 
 async def test_an_attempt_to_connect_for_a_lease_leaves_time_in_the_lease(proxy, monkeypatch):
     """It began before a fail-over, and waits for the old server: the new one is to hear of the executor in time."""
-    monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 3600.0)
+    monkeypatch.setattr("joex.store.connector.CONNECT_WITHIN", 3600.0)
     monkeypatch.setattr(asyncpg, "connect", functools.partial(asyncpg.connect, timeout=3600.0))
     async with executor_inside(joex.App(), proxy.url, lease=timedelta(seconds=3)) as inside:
         proxy.freeze()

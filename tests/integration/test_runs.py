@@ -480,7 +480,7 @@ async def test_progress_that_met_a_locked_row_is_not_written_over_what_the_run_s
 
 async def test_lines_wait_while_no_connection_comes_in_time(bench, me, proxy, monkeypatch):
     """The database is away, and its host says nothing: the line itself is not too slow."""
-    monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 0.05)
+    monkeypatch.setattr("joex.store.connector.CONNECT_WITHIN", 0.05)
     job_id = await bench.submit()
     taken = await bench.take_one(me)
     proxy.freeze()
@@ -490,7 +490,7 @@ async def test_lines_wait_while_no_connection_comes_in_time(bench, me, proxy, mo
         for _ in range(5):
             with pytest.raises(DatabaseUnavailable):
                 await writer.flush()
-        monkeypatch.setattr("joex.store.database.CONNECT_WITHIN", 10.0)
+        monkeypatch.setattr("joex.store.connector.CONNECT_WITHIN", 10.0)
         proxy.thaw()
         await writer.flush()
         assert [line[-1] for line in await log_of(bench, job_id)] == ["a line"]

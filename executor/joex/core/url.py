@@ -20,6 +20,7 @@ _PARAMETERS = "the parameters after the ? can't be read: expected name=value, se
 _RESERVED = re.compile(r"[@/?#\[\]\t\r\n]")
 _LAST_PORT = 65535
 ANY, READ_WRITE = "any", "read-write"
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 _SESSIONS = (ANY, "primary", "standby", "prefer-standby", READ_WRITE, "read-only")
 
 
@@ -49,6 +50,11 @@ def check_database_url(url: str) -> None:
 def parameters(url: str) -> dict[str, str]:
     """The parameters after the question mark of a valid database URL; the last one of each name."""
     return {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
+
+
+def named_files(url: str) -> dict[str, str]:
+    """The files that a valid database URL names, by their parameters."""
+    return {name: path for name, path in parameters(url).items() if name in _FILES}
 
 
 def may_show_parameters(url: str) -> bool:

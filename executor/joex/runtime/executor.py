@@ -27,7 +27,8 @@ from joex.runtime.newcomer import Newcomer
 from joex.runtime.processes import GRACE, Processes, check_processes
 from joex.runtime.registration import Registration, Resources
 from joex.runtime.waits import unless
-from joex.store.database import POLL_EVERY, Logins, borrowed, close_pool, create_pool, is_pooled, must_take_writes
+from joex.store.connector import Logins
+from joex.store.database import POLL_EVERY, borrowed, close_pool, create_pool, is_pooled, must_take_writes
 from joex.store.errors import translate
 from joex.store.migrate import check_schema
 from joex.store.runs import size_limits

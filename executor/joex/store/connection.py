@@ -1,4 +1,4 @@
-"""The connections that `joex.store.database` makes, and their properties.
+"""The connections that `joex.store.connector` makes, and their properties.
 
 - Transactions, and statements outside of any, are READ COMMITTED, whatever the default of the database or the role is.
 - Through a pooler, Joex prepares no statement and sets no parameter of the session, because the next transaction may

@@ -24,11 +24,11 @@ from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from joex.core.url import check_database_url, may_show_parameters
+from joex.core.url import may_show_parameters
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store.adapters import PsycopgAdapter, Result
 from joex.store.connection import CONNECT_WITHIN, OLDEST_WITH_SETUP, OUR_SOCKET, session_setup
-from joex.store.database import wanted_server
+from joex.store.connector import check_url, wanted_server
 from joex.store.errors import reason, translate
 
 _KEPT_FOR = 30.0
@@ -131,10 +131,7 @@ class Pool:
     """
 
     def __init__(self, url: str, *, most: int, within: float | None) -> None:
-        try:
-            check_database_url(url)
-        except ValueError as error:
-            raise ConfigError(f"database URL: {error}") from error
+        check_url(url)
         try:
             conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
