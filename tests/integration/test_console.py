@@ -36,7 +36,8 @@ from joex.http.server import serve
 from joex.http.tokens import KEPT_FOR
 from joex.store import audit, stats, tokens
 from joex.store.database import connect
-from joex.store.listing import Filter, Search, count_jobs, list_jobs, search_jobs
+from joex.store.listing import Filter, list_jobs
+from joex.store.search import Search, count_jobs, search_jobs
 from tests.support.asgi import transport
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, open_the_shop, size_pool, take

@@ -8,7 +8,8 @@ import pytest
 
 from joex import InvalidJob, NewJob
 from joex.store import jobs, runs
-from joex.store.listing import Filter, check_cursor, list_jobs
+from joex.store.job_pages import check_cursor
+from joex.store.listing import Filter, list_jobs
 
 pytestmark = pytest.mark.postgres(16, 18)
 

@@ -27,8 +27,9 @@ from joex.store import executors, job_logs, jobs, listing, pools, runs, stats, t
 from joex.store import keyed as keyed_store
 from joex.store.bounded import NOTHING, UNLIMITED
 from joex.store.database import connect
-from joex.store.listing import Filter, Search, count_jobs, list_jobs, search_jobs
+from joex.store.listing import Filter, list_jobs
 from joex.store.runs import EndedRun, LogLine, Progress
+from joex.store.search import Search, count_jobs, search_jobs
 from joex.store.statement import STATEMENTS
 from tests.integration.conftest import Bench
 from tests.support.postgres import TestServer, TestServers

@@ -11,8 +11,9 @@ from joex.cli.database import with_connection
 from joex.cli.options import AsJson, DatabaseUrl, Limit, OfGroup, OfQueue, OfTask
 from joex.cli.output import ago, note, print_json, print_table, say
 from joex.core.job import State
+from joex.store.job_pages import check_cursor
 from joex.store.jobs import Job
-from joex.store.listing import Filter, check_cursor, list_jobs
+from joex.store.listing import Filter, list_jobs
 
 _COLUMNS = ("ID", "STATE", "TASK", "GROUP", "QUEUE", "PRIO", "TRY", "DONE", "AGE", "SUBJECT")
 _STATES = f"In this state only: {', '.join(State)}. May be repeated."

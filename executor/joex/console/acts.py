@@ -21,7 +21,7 @@ from joex.http.caller import Caller, acting
 from joex.store import audit, jobs, keyed
 from joex.store.errors import translated
 from joex.store.jobs import Job
-from joex.store.listing import Search, search_jobs
+from joex.store.search import Search, search_jobs
 from joex.store.statement import Connection
 
 StillValid = Callable[[], Awaitable[bool]]

@@ -26,7 +26,7 @@ from joex.http.visible import visible_reasons
 from joex.store import jobs, stats
 from joex.store.job_logs import Attempt, attempts, latest_log
 from joex.store.jobs import Job
-from joex.store.listing import Search, count_jobs, search_jobs
+from joex.store.search import Search, count_jobs, search_jobs
 
 routes = APIRouter()
 

@@ -31,8 +31,9 @@ from joex.http.models import MOST_AT_ONCE, ArgsBody, JobberBody, JobBody, Name, 
 from joex.http.route import Route
 from joex.http.visible import MOST_BYTES, VisibleJob, WhyNot, most_bytes, visible, visible_reasons
 from joex.store.job_logs import Attempt, LogEntry, attempts, job_log
+from joex.store.job_pages import check_cursor
 from joex.store.jobs import get_job
-from joex.store.listing import Filter, check_cursor, list_jobs
+from joex.store.listing import Filter, list_jobs
 from joex.tracing import receiving
 
 routes = APIRouter(route_class=Route, tags=["jobs"], responses=problems(503))
