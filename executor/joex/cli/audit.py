@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from joex.cli.database import with_connection
-from joex.cli.options import AsJson, DatabaseUrl, Limit, time_or_duration
+from joex.cli.options import AsJson, DatabaseUrl, Limit, read_since
 from joex.cli.output import note, print_json, print_table, say
 from joex.store.audit import Act, list_acts
 
@@ -31,8 +31,7 @@ def audit(
     Joex keeps this for 90 days. CALLER is on whose behalf the role acted, as it says: for the HTTP interface, the
     name of the token.
     """
-    given = None if since is None else time_or_duration("--since", "a duration, such as 1d", since)
-    begin = given if given is None or isinstance(given, datetime) else datetime.now(UTC) - given
+    begin = None if since is None else read_since(since, datetime.now(UTC), "a duration, such as 1d")
     found = with_connection(database_url, lambda connection: list_acts(connection, begin, limit + 1))
     if as_json:
         print_json(found[:limit])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joex.cli.database import with_connection
-from joex.cli.options import AsJson, DatabaseUrl, Limit, OfQueue
+from joex.cli.options import AsJson, DatabaseUrl, Limit, OfQueue, is_alone
 from joex.cli.output import note, print_json, print_table, say
 from joex.core.duration import span
 from joex.errors import ConfigError
@@ -36,9 +36,7 @@ def groups(
 
     Lists groups with unfinished jobs, the largest first, and groups that have settings.
     """
-    if context.invoked_subcommand is not None:
-        if queue is not None or as_json or database_url is not None:
-            raise ConfigError(f"groups {context.invoked_subcommand}: give its options after it")
+    if not is_alone(context, queue, as_json, database_url):
         return
     found = with_connection(database_url, lambda connection: _list(connection, queue, limit + 1))
     if as_json:

@@ -44,3 +44,27 @@ def time_or_duration(flag: str, expected: str, text: str) -> datetime | timedelt
         example = "a time with its zone, such as 2026-01-31T03:00:00Z"
         raise ConfigError(f"{flag}: expected {expected}, or {example}; got {text!r}")
     return moment
+
+
+def read_since(text: str, now: datetime, expected: str) -> datetime:
+    """Parse a time in the past: a time with its zone, or a duration before now, with its meaning for the message.
+
+    >>> str(read_since("24h", datetime.fromisoformat("2026-02-01T00:00Z"), "a duration"))
+    '2026-01-31 00:00:00+00:00'
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    given = time_or_duration("--since", expected, text)
+    return given if isinstance(given, datetime) else now - given
+
+
+def is_alone(context: typer.Context, *options: object) -> bool:
+    """Whether the user called a group of commands without any of them: it then lists, with these options.
+
+    Raises:
+        ConfigError: one of the options came before a command.
+    """
+    if context.invoked_subcommand is not None and any(option not in (None, False) for option in options):
+        raise ConfigError(f"{context.info_name} {context.invoked_subcommand}: give its options after it")
+    return context.invoked_subcommand is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joex.cli.database import with_connection
-from joex.cli.options import AsJson, DatabaseUrl, Limit, time_or_duration
+from joex.cli.options import AsJson, DatabaseUrl, Limit, read_since
 from joex.cli.output import note, print_json, print_table, say
 from joex.errors import ConfigError, JoexError
 from joex.store.pools import PoolStep, list_pools, list_steps
@@ -45,8 +45,7 @@ def pools(
         found = with_connection(database_url, lambda connection: list_pools(connection, most=limit + 1))
         _show(found, limit, "no pool had a step within a day", as_json=as_json, names=True)
         return
-    given = None if since is None else time_or_duration("--since", "a duration, such as 1h", since)
-    begin = given if given is None or isinstance(given, datetime) else datetime.now(UTC) - given
+    begin = None if since is None else read_since(since, datetime.now(UTC), "a duration, such as 1h")
 
     async def work(connection: Connection) -> list[PoolStep]:
         home, name = await _pool(connection, steps)

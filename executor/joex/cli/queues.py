@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from joex.cli.database import with_client, with_connection
-from joex.cli.options import AsJson, DatabaseUrl
+from joex.cli.options import AsJson, DatabaseUrl, is_alone
 from joex.cli.output import iso, print_json, print_table, say
 from joex.errors import ConfigError
 from joex.store.stats import paused_queues
@@ -23,9 +23,7 @@ def queues(context: typer.Context, *, as_json: AsJson = False, database_url: Dat
 
     `joex stats` lists the queues that have unfinished jobs.
     """
-    if context.invoked_subcommand is not None:
-        if as_json or database_url is not None:
-            raise ConfigError(f"queues {context.invoked_subcommand}: give its options after it")
+    if not is_alone(context, as_json, database_url):
         return
     found = with_connection(database_url, paused_queues)
     if as_json:

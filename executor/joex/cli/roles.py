@@ -7,9 +7,8 @@ from typing import Annotated, TypeAlias
 import typer
 
 from joex.cli.database import with_connection
-from joex.cli.options import AsJson, DatabaseUrl
+from joex.cli.options import AsJson, DatabaseUrl, is_alone
 from joex.cli.output import print_json, print_table, say
-from joex.errors import ConfigError
 from joex.store.roles import RoleScopes, set_scopes
 from joex.store.roles import roles as read_roles
 
@@ -24,10 +23,8 @@ def roles(context: typer.Context, *, as_json: AsJson = False, database_url: Data
 
     The role that has migrated the database may do everything. All others need a grant.
     """
-    if context.invoked_subcommand is None:
+    if is_alone(context, as_json, database_url):
         list_command(as_json=as_json, database_url=database_url)
-    elif as_json or database_url is not None:
-        raise ConfigError(f"roles {context.invoked_subcommand}: give its options after it")
 
 
 @roles_app.command("list")

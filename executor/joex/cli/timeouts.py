@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from joex.cli.database import with_client, with_connection
-from joex.cli.options import AsJson, DatabaseUrl
+from joex.cli.options import AsJson, DatabaseUrl, is_alone
 from joex.cli.output import print_json, print_table, say
 from joex.core.duration import format_duration
 from joex.errors import ConfigError
@@ -26,10 +26,8 @@ def timeouts_command(context: typer.Context, *, as_json: AsJson = False, databas
     When a run does not report in time (ACTIVITY), or takes too long (VISIBILITY), Joex puts it back, and another
     executor or worker may take its job.
     """
-    if context.invoked_subcommand is None:
+    if is_alone(context, as_json, database_url):
         list_command(as_json=as_json, database_url=database_url)
-    elif as_json or database_url is not None:
-        raise ConfigError(f"timeouts {context.invoked_subcommand}: give its options after it")
 
 
 @timeouts_app.command("list")

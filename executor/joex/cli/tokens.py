@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joex.cli.database import with_connection
-from joex.cli.options import AsJson, DatabaseUrl
+from joex.cli.options import AsJson, DatabaseUrl, is_alone
 from joex.cli.output import note, print_json, print_table, say
 from joex.core.access import Scope
 from joex.core.duration import parse_duration
@@ -29,10 +29,8 @@ tokens_app = typer.Typer()
 @tokens_app.callback(invoke_without_command=True)
 def tokens(context: typer.Context, *, as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
     """List the tokens of programs that call the HTTP interface; create or revoke them."""
-    if context.invoked_subcommand is None:
+    if is_alone(context, as_json, database_url):
         list_command(as_json=as_json, database_url=database_url)
-    elif as_json or database_url is not None:
-        raise ConfigError(f"tokens {context.invoked_subcommand}: give its options after it")
 
 
 @tokens_app.command("list")

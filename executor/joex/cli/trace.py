@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from joex.cli.database import with_connection
-from joex.cli.options import time_or_duration
+from joex.cli.options import read_since
 from joex.cli.output import print_json_lines
 from joex.store.trace import traced
 
@@ -24,7 +24,7 @@ _EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 def print_trace(database_url: str | None, *, since: str | None, queue: str | None, anonymous: bool) -> None:
     """Stream a line for each job that has run and finished since then."""
-    begin = _EVER if since is None else read_since(since, datetime.now(UTC))
+    begin = _EVER if since is None else read_since(since, datetime.now(UTC), "how long ago, such as '24h'")
     name_of = _anonymous() if anonymous else None
 
     async def work(connection: Connection) -> None:
@@ -33,19 +33,6 @@ def print_trace(database_url: str | None, *, since: str | None, queue: str | Non
                 print_json_lines(jobs if name_of is None else [replace(j, group=name_of(j.group)) for j in jobs])
 
     with_connection(database_url, work)
-
-
-def read_since(text: str, now: datetime) -> datetime:
-    """Parse a time in the past: a time with its zone, or a duration before now.
-
-    >>> str(read_since("24h", datetime(2026, 2, 1, tzinfo=UTC)))
-    '2026-01-31 00:00:00+00:00'
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    given = time_or_duration("--since", "how long ago, such as '24h'", text)
-    return given if isinstance(given, datetime) else now - given
 
 
 def _anonymous() -> Callable[[str], str]:
