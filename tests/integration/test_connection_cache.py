@@ -14,7 +14,7 @@ from tests.support.waiting import PATIENCE, eventually
 @pytest.fixture
 async def pool(database_url: str) -> AsyncIterator[asyncpg.Pool]:
     """A pool of at most two connections."""
-    pool = await create_pool(database_url, most=2, resets=False)
+    pool = await create_pool(database_url, most=2)
     yield pool
     await asyncio.wait_for(pool.close(), 30)
 

@@ -27,7 +27,7 @@ def with_client(database_url: str | None, work: Callable[[Client], Awaitable[T]]
     """Run a command's work with a client on the configured database."""
 
     async def main(url: str) -> T:
-        pool = await create_pool(url, most=1, name="joex cli", resets=False)
+        pool = await create_pool(url, most=1, name="joex cli")
         client = Client(pool)
         try:
             return await work(client)

@@ -115,7 +115,7 @@ async def _say_what_it_runs(settings: Settings, executor: Executor) -> None:
 @asynccontextmanager
 async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
     pool = await create_pool(
-        url, most=5, pooled=settings.poll_interval is not None, name="joex http", within=_HTTP_WITHIN, resets=False
+        url, most=5, pooled=settings.poll_interval is not None, name="joex http", within=_HTTP_WITHIN
     )
     client = Client(pool)
     try:

@@ -65,7 +65,7 @@ class Connections(PatientConnections):
         if self._pool is None:
             if self.url is None:
                 raise RuntimeError("this client is closed")
-            self._pool = await create_pool(self.url, most=10, name="joex client", within=self._within, resets=False)
+            self._pool = await create_pool(self.url, most=10, name="joex client", within=self._within)
         return self._pool
 
     async def close(self) -> None:

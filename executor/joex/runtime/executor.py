@@ -160,9 +160,7 @@ class Executor:
             self._url, most=most, pooled=polls, name=f"joex tasks {self.app_id}", for_tasks=True
         )
         task_connections = TaskConnections(task_pool)
-        bulk_pool = await create_pool(
-            self._url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}", resets=False
-        )
+        bulk_pool = await create_pool(self._url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}")
         processes = self._open_processes()
         try:
             prepared = self._start(pool, bulk_pool, task_connections, processes)

@@ -66,18 +66,15 @@ async def create_pool(
     within: float | None = None,
     for_services: bool = False,
     for_tasks: bool = False,
-    resets: bool = True,
     logins: Logins | None = None,
 ) -> asyncpg.Pool[Any]:
     """A pool of connections, which closes idle ones. Errors as with `connect`, but when it makes a connection.
 
-    ``for_services``: for our own short statements. They have a time limit, which finds a silent link; and no reset.
-    ``for_tasks``: for `TaskConnections`.
+    ``for_services``: for our own short statements. They have a time limit, which finds a silent link.
+    ``for_tasks``: for `TaskConnections`. The pool resets the session of each returned connection, which costs a round
+    trip to the server. Our own statements need no reset: they leave nothing in the session that could disturb the next
+    one. (The pool rolls back an open transaction in any case.)
     ``logins``: notes whether they are accepted.
-
-    ``resets``: the pool resets the session of each returned connection, which costs a round trip to the server. Our own
-    statements need no reset: they leave nothing in the session that could disturb the next one. (The pool rolls back
-    an open transaction in any case.)
     """
     with translated():
         pool: asyncpg.Pool[Any] = await asyncpg.create_pool(
@@ -94,7 +91,7 @@ async def create_pool(
                 logins=logins,
             ),
             connection_class=OwnConnection,
-            reset=None if resets and not for_services else _no_reset,
+            reset=None if for_tasks else _no_reset,
         )
     return pool
 
