@@ -646,6 +646,24 @@ async def test_the_calls_of_one_tenant_leave_places_to_the_others(http_as, owner
         assert (await tenant.get("/api/v1/jobs")).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["jobs", "keyed/list", "keyed/count", "periodic"])
+async def test_lists_of_one_tenant_leave_connections_to_the_others(
+    application, http_as, owner, another_connection, path
+):
+    """A list passes over the jobs of others, however many there are, so it can take long: here a lock holds it up."""
+    lists = 20  # twice the connections of the client
+    lock = (locking := await another_connection()).transaction()
+    await lock.start()
+    await locking.execute("LOCK TABLE joex_private.job, joex_private.periodic_task")
+    async with http_as("view", groups=["acme"]) as tenant:
+        call = {"method": "POST", "json": {"type": "t"}} if "keyed" in path else {"method": "GET"}
+        reading = [asyncio.create_task(tenant.request(url=f"/api/v1/{path}", **call)) for _ in range(lists)]
+        await eventually(lambda: application.state.calls._served.total() == lists)
+        assert (await asyncio.wait_for(owner.get("/api/v1/pools"), PATIENCE)).status_code == 200
+        await lock.rollback()
+        assert {(await one).status_code for one in reading} == {200}
+
+
 async def test_a_bound_token_has_the_same_read_for_a_keyed_job_of_another_as_for_none(http_as, client):
     """Another statement, or a large payload that is read and then not shown, would tell by the time that it takes."""
     await client.keyed.add("t", "globex/one", {"data": {"text": SECRET}}, group="globex")

@@ -23,7 +23,7 @@ from joex.console.snapshot import Snapshots
 from joex.console.views import Views
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
 from joex.http.errors import RETRY_AFTER
-from joex.http.route import together
+from joex.http.route import Reports, together
 from joex.http.tokens import Tokens
 
 ROUTERS = (
@@ -64,7 +64,7 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
     snapshots = Snapshots(client)
     bulk_acts = BulkActs(client, snapshots.expire)
     app.state.console = Console(
-        client, snapshots, pace, views, callers, bulk_acts, asyncio.Semaphore(1), WeakValueDictionary()
+        client, snapshots, pace, views, callers, bulk_acts, Reports(), asyncio.Semaphore(1), WeakValueDictionary()
     )
     app.state.closing = asyncio.Event()  # see joex.http.server.serve
     app.mount("/static", StaticFiles(packages=[("joex.console", "static")]))

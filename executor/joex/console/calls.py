@@ -22,6 +22,7 @@ from joex.console.views import Views
 from joex.console.views import params as query_of
 from joex.core.access import Scope
 from joex.http.caller import STATE, Caller, caller_of, refuse_if_revoked
+from joex.http.route import Reports
 
 LARGEST_FORM = 100_000
 """Bytes."""
@@ -32,7 +33,8 @@ _MOST_FIELDS = 100
 class Console:
     """A console: what its routes share.
 
-    ``simulation``: held while one runs. ``simulating``: by caller, held while its simulation runs, or waits for it.
+    ``searches``: for which the callers take turns. ``simulation``: held while one runs. ``simulating``: by caller, held
+    while its simulation runs, or waits for it.
     """
 
     client: Client
@@ -41,6 +43,7 @@ class Console:
     views: Views
     callers: Callers
     bulk_acts: BulkActs
+    searches: Reports
     simulation: asyncio.Semaphore
     simulating: WeakValueDictionary[str, asyncio.Lock]
 

@@ -84,7 +84,7 @@ async def list_jobs(
     """The jobs that match a filter, page by page."""
     if (job_id := _as_id(wanted.subject)) is not None:
         return to(request, f"/jobs/{job_id}")
-    async with console.pace.reading() as connection:
+    async with console.searches.turn(request), console.pace.reading() as connection:
         page = await search_jobs(connection, wanted, cursor or None, PAGE)
         now = await stats.now(connection)
     chosen = wanted.states or ()
@@ -186,7 +186,7 @@ async def confirm(console: TheConsole, request: Request, wanted: TheSearch, act:
     if act not in ACTS:
         not_found("There is no such act.")
     states = [state for state in ACTS[act].states if wanted.states is None or state in wanted.states]
-    async with console.pace.reading() as connection:
+    async with console.searches.turn(request), console.pace.reading() as connection:
         number, is_all = await count_jobs(connection, replace(wanted, states=states))
     return console.views.page(
         request, "all.html", act=act, label=ACTS[act].label, number=number, is_all=is_all, states=states,

@@ -59,7 +59,8 @@ async def _trace_context(
 TheClient = Annotated[Client, Depends(_client)]
 TheExecutor = Annotated[ExecutorProtocol, Depends(_executor)]
 TheReport = Annotated[AbstractAsyncContextManager[None], Depends(_report)]
-"""Held while a route reads all groups: few such calls read at a time, so that the others find a connection."""
+"""Held while a route reads, or passes over, what other groups have: few such calls read at a time, so that the
+others find a connection."""
 QueueFilter = Annotated[Name | None, Query(description="only of this queue")]
 GroupFilter = Annotated[Name | None, Query(description="only of this group")]
 TheTraceContext = Annotated[str | None, Depends(_trace_context)]

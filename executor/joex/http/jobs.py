@@ -22,6 +22,7 @@ from joex.http.dependencies import (
     Limit,
     QueueFilter,
     TheClient,
+    TheReport,
     TheTraceContext,
     no_such_job,
     refusals,
@@ -133,6 +134,7 @@ async def submit_jobs(
 async def read_jobs(
     client: TheClient,
     caller: TheCaller,
+    report: TheReport,
     *,
     state: Annotated[list[State] | None, Query(description="only in these states")] = None,
     queue: QueueFilter = None,
@@ -143,7 +145,7 @@ async def read_jobs(
 ) -> JobPage:
     """List jobs: running ones, runnable ones group by group, jobs that are not due yet, and finished ones."""
     check_cursor(cursor)
-    async with client.using() as connection:
+    async with report, client.using() as connection:
         wanted = Filter(queue, group, task, state, caller.bounds)
         page = await list_jobs(connection, wanted, cursor, limit, most_bytes(caller))
     return JobPage([visible(job) for job in page.jobs], page.next)

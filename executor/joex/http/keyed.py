@@ -19,7 +19,7 @@ from joex.core import tuples
 from joex.core.access import Scope
 from joex.errors import JobExists
 from joex.http.caller import Caller, TheCaller, acting, needs
-from joex.http.dependencies import TheClient, TheTraceContext, refusals
+from joex.http.dependencies import TheClient, TheReport, TheTraceContext, refusals
 from joex.http.errors import Answers, Problem, problem, problems
 from joex.http.route import Route
 from joex.http.values import Shown
@@ -244,11 +244,11 @@ async def get_keyed_job(body: JobNameBody, client: TheClient, caller: TheCaller)
     response_model_exclude_unset=True,
     dependencies=[needs(Scope.VIEW, Scope.SUBMIT)],
 )
-async def list_keyed_job(body: ListBody, client: TheClient, caller: TheCaller) -> JobsOfType:
+async def list_keyed_job(body: ListBody, client: TheClient, caller: TheCaller, report: TheReport) -> JobsOfType:
     """List the jobs of a type in the order of their ids."""
     after = pack("after", body.after) if "after" in body.model_fields_set else None
     states = None if body.state is None else [ours for ours, theirs in STATES.items() if theirs == body.state]
-    async with client.using() as connection:
+    async with report, client.using() as connection:
         rows, more = await keyed.list_keyed(
             connection,
             name_of("type", body.type),
@@ -262,10 +262,10 @@ async def list_keyed_job(body: ListBody, client: TheClient, caller: TheCaller) -
 
 
 @routes.post("/api/v1/keyed/count", dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
-async def count_keyed_job(body: CountBody, client: TheClient, caller: TheCaller) -> Counts:
+async def count_keyed_job(body: CountBody, client: TheClient, caller: TheCaller, report: TheReport) -> Counts:
     """Count the jobs of a type."""
     most = pack("max_priority", body.max_priority) if "max_priority" in body.model_fields_set else None
-    async with client.using() as connection:
+    async with report, client.using() as connection:
         return Counts(**await keyed.count(connection, name_of("type", body.type), most, caller.bounds))
 
 

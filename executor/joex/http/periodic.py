@@ -21,7 +21,7 @@ from joex.core.access import Scope
 from joex.core.duration import format_duration
 from joex.errors import InvalidJob, NotYours
 from joex.http.caller import TheCaller, acting, needs
-from joex.http.dependencies import Done, Limit, TheClient, refusals
+from joex.http.dependencies import Done, Limit, TheClient, TheReport, refusals
 from joex.http.errors import Answers, Problem, problems
 from joex.http.models import Body, Name, WorkBody
 from joex.http.route import Route
@@ -128,12 +128,14 @@ class TimerBody(Body):
 async def list_periodic_tasks(
     client: TheClient,
     caller: TheCaller,
+    report: TheReport,
+    *,
     owner: Annotated[Name | None, Query(description="only of this owner")] = None,
     after: Annotated[str | None, Query(description="the 'next' of the previous page", max_length=5000)] = None,
     limit: Limit = 100,
 ) -> TaskPage:
     """List the periodic tasks of all owners; to a bound token, those whose jobs are of its groups and queues."""
-    async with client.using() as connection:
+    async with report, client.using() as connection:
         page, more = await page_of_tasks(
             connection,
             owners=None if owner is None else [owner],

@@ -39,7 +39,7 @@ LARGE = 100_000
 MOST_LARGE = 4
 """Large bodies of a caller at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
 MOST_REPORTS = 2
-"""Reports on all groups that read at a time, so that other calls find a connection."""
+"""Lists and reports that read at a time, so that other calls find a connection."""
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
 _LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
