@@ -427,13 +427,24 @@ async def test_without_the_database_only_the_owners_token_is_known_and_others_ar
         async with browse(api, UNKNOWN) as http:
             answer = await http.get("/api/v1/running")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-            detail = "the database is away, so nobody can check the token now"  # where and as which role: no stranger's
+            detail = "the database does not answer, so Joex can't check the token"  # where, as whom: no stranger's
             assert answer.json()["detail"] == detail
             assert (await http.get("/healthz")).status_code == 200
         async with browse(api, OWNERS) as http:
             assert await status(http, "/api/v1/running") == 200
         async with browse(api, "nonsense") as http:
             assert await status(http, "/api/v1/running") == 401
+
+
+async def test_a_call_whose_token_a_wrong_setting_keeps_from_its_check_is_told_so_and_not_which(
+    face, postgres, database_name
+):
+    async with Client(postgres.tcp_url(f"{database_name}_gone")) as wrong:
+        api = create_api(Settings(api_token=OWNERS), wrong, face, lambda: (b"", "text/plain"))
+        async with browse(api, UNKNOWN) as http:
+            answer = await http.get("/api/v1/running")
+    detail = "Joex's database URL, role or schema is wrong, so it can't check the token"
+    assert (answer.status_code, answer.json()["detail"]) == (503, detail)
 
 
 async def test_a_flood_of_wrong_tokens_takes_two_connections_and_the_owner_submits_meanwhile(

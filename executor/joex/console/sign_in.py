@@ -95,7 +95,7 @@ class Callers:
         """The caller; None: it has not signed in; a text: why it is refused.
 
         Raises:
-            DatabaseUnavailable: nobody can tell now.
+            DatabaseUnavailable: Joex can't judge the token (see `joex.http.tokens.Tokens.find`).
         """
         if names := headers.getlist(self._who.user_header):
             if not self._is_proxy(scope):

@@ -41,7 +41,7 @@ _ROUTERS = (of_executor.routes, jobs.routes, keyed.routes, workers.routes, queue
 
 
 def check_route(route: APIRoute) -> None:
-    """Check that a route says who may call it, and judges by that.
+    """Check that a route has `needs`, and is of the class that judges by it.
 
     Raises:
         RuntimeError: it does not.

@@ -83,7 +83,7 @@ def together(routers: Sequence[APIRouter], check: Callable[[APIRoute], object], 
 
     Args:
         routers: whose routes there are.
-        check: raises a RuntimeError about a route that does not say who may call it.
+        check: raises a RuntimeError about a route without `needs`.
         options: of the router that has them all.
     """
     made = APIRouter(**options)

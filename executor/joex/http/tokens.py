@@ -43,8 +43,8 @@ class Tokens:
         """The caller with this token; None: the token is unknown, expired or revoked.
 
         Raises:
-            DatabaseUnavailable: nobody can tell now. The caller may be a stranger, so the message names no server, no
-                role and no database.
+            DatabaseUnavailable: Joex can't judge the token, because the database does not answer, or refuses Joex. The
+                caller may be a stranger, so the message names no server, no role and no database.
         """
         if not _FORM.fullmatch(token):
             return None
@@ -64,8 +64,11 @@ class Tokens:
         try:
             async with self._client.using() as connection:
                 found = await tokens.find(connection, digest)
-        except (DatabaseUnavailable, ConfigError) as error:
-            raise DatabaseUnavailable("the database is away, so nobody can check the token now") from error
+        except DatabaseUnavailable as error:
+            raise DatabaseUnavailable("the database does not answer, so Joex can't check the token") from error
+        except ConfigError as error:
+            wrong = "Joex's database URL, role or schema is wrong, so it can't check the token"
+            raise DatabaseUnavailable(wrong) from error
         self._known.pop(digest, None)
         while self._known and next(iter(self._known.values()))[1] + _REMEMBERED_FOR < asked_at:
             del self._known[next(iter(self._known))]
