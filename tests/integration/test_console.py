@@ -405,6 +405,24 @@ async def test_an_act_leads_back_to_the_page_and_the_search_that_it_is_on(
     assert await act(page, "Disable p100") == f"{page}&done=disabled"
 
 
+async def test_acts_on_a_job_keep_the_way_back_to_the_list_that_it_was_opened_from(
+    browse: Open, client: Client
+) -> None:
+    for _ in range(51):
+        await client.cancel(await client.submit("a", group="a & b"))
+    console = browse()
+    given = "state=failed&state=cancelled&group=a+%26+b"
+    [more] = re.findall(r'href="(/jobs\?[^"]*cursor=[^"]*)"', (await console.get(f"/jobs?{given}")).text)
+    rows = re.findall(r'href="(/jobs/[^"]*)"', (await console.get(unescape(more))).text)
+    at = unescape(rows[0])
+    for act in ("retry", "cancel", "delete"):
+        page = (await console.get(at)).text
+        assert f'<a href="{more}">' in page
+        [where] = re.findall(rf'action="([^"]*/{act}[?][^"]*)"', page)
+        at = (await console.post(unescape(where), data={}, headers=HERE)).headers["location"]
+    assert at == f"{unescape(more)}&done=deleted"
+
+
 async def test_the_names_in_its_commands_are_quoted_for_a_shell(browse: Open, client: Client) -> None:
     """One that is an option stays a name; and a terminal into which a command is pasted obeys no control character."""
     for group in ("$(id)", "--help", "a\x03\n'id'\x9b"):

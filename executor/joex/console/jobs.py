@@ -90,7 +90,7 @@ async def list_jobs(
     chosen = wanted.states or ()
     return console.views.page(
         request, "jobs.html", page=page, wanted=wanted, chosen=chosen, states=STATES, cursor=cursor, now=now,
-        query=_query(request),
+        query=_query(request), back=_query(request, cursor=True),
         acts={name: act for name, act in ACTS.items() if not chosen or any(one in act.states for one in chosen)},
         done=request.query_params.get("done"), size=PAGE,
     )  # fmt: skip
@@ -132,7 +132,7 @@ async def show_job(console: TheConsole, caller: TheCaller, request: Request, job
         life=_life(job, runs), is_cut=len(runs) == ATTEMPTS, attempts=ATTEMPTS,
         log=logs.get(job_id, []), now=now, lines=LINES,
         can={name: act for name, act in ACTS.items() if act.can(job)},
-        done=request.query_params.get("done"), is_over=job.state in FINAL,
+        done=request.query_params.get("done"), is_over=job.state in FINAL, back=_query(request, cursor=True),
     )  # fmt: skip
 
 
@@ -177,7 +177,8 @@ async def act_on_job(
     async with acting(console.client, caller) as connection:
         done = await ACTS[act].do(connection, job_id)
     console.snapshots.expire()
-    return to(request, "/jobs", done=done) if done == "deleted" else to(request, f"/jobs/{job_id}", done=done)
+    path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _query(request, cursor=True)
+    return to(request, f"{path}?{back}{'&' if back else ''}{urlencode({'done': done})}")
 
 
 @routes.get("/all", dependencies=[needs(Scope.OPERATE)])
@@ -246,10 +247,10 @@ async def stop_act(request: Request, act_id: UUID, bulk: TheAct, _: TheForm) -> 
     return to(request, f"/all/{act_id}")
 
 
-def _query(request: Request) -> str:
-    """The filter as the query of a link."""
-    fields = request.query_params.multi_items()
-    return urlencode([(name, value) for name, value in fields if value and name in FILTERS])
+def _query(request: Request, *, cursor: bool = False) -> str:
+    """The filter, and where the page of the list begins if that is wanted, as the query of a link."""
+    fields, wanted = request.query_params.multi_items(), (*FILTERS, "cursor") if cursor else FILTERS
+    return urlencode([(name, value) for name, value in fields if value and name in wanted])
 
 
 def _given(fields: Sequence[tuple[str, str]]) -> dict[str, str]:
