@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
 from joex.console.snapshot import OVERDUE, SHORTEST_PAUSE, Snapshots
-from joex.console.standings import Standing
+from joex.console.standings import Standing, queues_of
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import DatabaseUnavailable, InvalidJob
@@ -316,6 +317,24 @@ async def test_all_viewers_share_one_snapshot_and_a_costly_one_is_read_seldom(cl
     assert (await snapshots.get()).number == 3
     now += 50.0
     await reaches(4)
+
+
+async def test_the_console_serves_its_callers_while_it_judges_the_groups_of_a_snapshot(
+    client: Client, monkeypatch: Any
+) -> None:
+    """That takes a second where a tenant has jobs in 100,000 queues."""
+    may_end = threading.Event()
+    others_ran: list[bool] = []
+
+    def judge_slowly(*given: Any, **named: Any) -> Any:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).add_done_callback(lambda _: may_end.set())
+        others_ran.append(may_end.wait(PATIENCE))
+        return queues_of(*given, **named)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr("joex.console.snapshot.queues_of", judge_slowly)
+    await Snapshots(client).get()
+    assert others_ran == [True]
 
 
 async def test_pages_that_read_much_ask_less_often_until_they_read_less(client: Client) -> None:
