@@ -89,6 +89,18 @@ async def test_a_body_of_many_unknown_fields_makes_one_error(http, path, opening
     assert answer.json()["detail"] == f"{field}: {number} fields, and there is no '{'0' * 100}...'"
 
 
+@pytest.mark.parametrize(
+    "args",
+    [b'{"x": "\xff"}', b'{"x": 1' + b"0" * 5000 + b"}", b'{"a": ' * 9000 + b"1" + b"}" * 9000],
+    ids=["no text", "digits", "depth"],
+)
+@pytest.mark.parametrize("pad", [0, route.LARGE])
+async def test_a_body_that_can_not_be_read_is_refused_with_the_reasons(http, args, pad):
+    answer = await http.post("/api/v1/jobs", content=b" " * pad + b'{"task": "t", "args": %b}' % args)
+    detail = "body: can't be read: it is no text, is nested too deeply, or has a number of more than 4300 digits"
+    assert (answer.status_code, answer.json()["detail"]) == (400, detail)
+
+
 async def test_of_many_jobs_the_first_wrong_one_is_named_and_no_others_are_judged(http):
     answer = await http.post("/api/v1/jobs/many", json=[{"task": "t"}, {}, {"task": 1}])
     assert (answer.status_code, answer.json()["detail"]) == (400, "jobs[1].task: is required")

@@ -217,10 +217,18 @@ class _Request(Request):
     async def json(self) -> Any:
         """The parsed body."""
         body = await self.body()
-        if len(body) <= LARGE:
-            return parse(body)
-        await self._check_size(body)
-        return await run_in_threadpool(parse, body)
+        is_large = len(body) > LARGE
+        if is_large:
+            await self._check_size(body)
+        try:
+            return await run_in_threadpool(parse, body) if is_large else parse(body)
+        except json.JSONDecodeError:
+            raise  # FastAPI tells the place
+        except (ValueError, RecursionError) as error:
+            detail = (
+                "body: can't be read: it is no text, is nested too deeply, or has a number of more than 4300 digits"
+            )
+            raise HTTPException(400, detail) from error
 
     async def _check_size(self, body: bytes) -> None:
         path = self.scope["path"]
@@ -260,6 +268,8 @@ def parse(body: bytes) -> Any:
     Raises:
         json.JSONDecodeError: the body is not JSON.
         UnicodeDecodeError: nor text.
+        ValueError: a number has too many digits.
+        RecursionError: values are nested too deeply.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     decoder: Any = json.JSONDecoder()
