@@ -22,7 +22,7 @@ from joex.runtime.job_log_writer import JobLogWriter
 from joex.store import executors, job_logs, jobs, runs
 from joex.store.database import create_pool
 from joex.store.runs import EndedRun, LogLine, Progress
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -494,6 +494,24 @@ async def test_lines_wait_while_no_connection_comes_in_time(bench, me, proxy, mo
         proxy.thaw()
         await writer.flush()
         assert [line[-1] for line in await log_of(bench, job_id)] == ["a line"]
+
+
+async def test_a_line_whose_write_waits_for_a_lock_is_written_once_and_not_dropped(
+    bench, me, database_url, another_connection, monkeypatch
+):
+    """The server ends the write, not the executor, which would not know whether it commits when the lock is free."""
+    monkeypatch.setattr(job_log_writer, "_TRIES", 1)  # of a write that the executor ends
+    job_id = await bench.submit()
+    taken, other = await bench.take_one(me), await another_connection()
+    async with await create_pool(database_url, most=1, within=PATIENCE) as pool:
+        writer = JobLogWriter(pool, 10, lambda _event: None)
+        writer.log(taken, "info", "a line")
+        async with other.transaction():
+            await other.execute("LOCK TABLE joex_private.job_log IN SHARE MODE")
+            with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+                await writer.flush()
+        await writer.flush()
+    assert [line[-1] for line in await log_of(bench, job_id)] == ["a line"]
 
 
 @pytest.fixture

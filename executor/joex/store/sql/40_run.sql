@@ -532,11 +532,13 @@ END $$;
 -- Write the reports of runs: the latest progress of each, and log lines in their order. The log keeps lines that arrive after the end of
 -- their run, and drops lines of a run that has lost its job (dropped: how many). locked: the lock ids of the runs whose progress is not
 -- written, because another transaction has locked their rows.
+-- (lock_timeout is below the five seconds of an executor: it sends lines again whose write it gave up, and this one may still commit.)
 CREATE OR REPLACE FUNCTION joex_private.note_many(
     ids uuid[], locks uuid[], attempts integer[], ages float8[], levels text[], lines text[],
     progress_ids uuid[], progress_locks uuid[], progress smallint[], progress_messages text[],
     OUT dropped bigint, OUT locked uuid[]
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+) LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '3s' AS $$
 #variable_conflict use_variable
 DECLARE
     v_ids uuid[];
