@@ -1,9 +1,15 @@
-"""Signals to an executor, and an output that ends."""
+"""Signals to an executor and other commands, and an output that ends."""
 
 import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
 
 from joex.runtime.lease import EXIT_CODE
 from tests.support.apps import AnyClient, Effects
+from tests.support.commands import started
 from tests.support.processes import ExecutorProcesses
 from tests.support.waiting import eventually
 
@@ -91,3 +97,29 @@ async def test_signals_that_come_until_the_very_end_change_nothing(executors: Ex
 
     await eventually(is_over)
     assert await executor.exited() == 0, executor.log
+
+
+@pytest.mark.parametrize(
+    ("command", "ready"),
+    [
+        ("joex console --http-address 127.0.0.1:0", "the console is on"),
+        ("joex dev --app joex.examples.documents:app", "runs up to"),
+        (f"joex up -f {Path(__file__).parents[2]}/examples/joexpool.yaml", "Loaded"),
+    ],
+    ids=["console", "dev", "up"],
+)
+async def test_signals_that_come_until_the_very_end_of_another_command_change_nothing(
+    client: AnyClient, database_url: str, tmp_path: Path, command: str, ready: str
+) -> None:
+    """Its embedded server, if it has one, is closed then."""
+    async with started(command, tmp_path, database_url) as (process, log):
+        await eventually(lambda: ready in log(), why="it handles signals")
+
+        def is_over() -> bool:
+            with suppress(ProcessLookupError):
+                for _ in range(1000):  # (process.terminate could reap it, and asyncio would not learn its exit code)
+                    os.kill(process.pid, signal.SIGTERM)
+            return process.returncode is not None
+
+        await eventually(is_over)
+        assert process.returncode == 0, log()[:5000]

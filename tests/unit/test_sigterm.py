@@ -5,10 +5,8 @@ import ctypes
 import os
 import signal
 import threading
-from types import SimpleNamespace
-from typing import Any
 
-from joex.cli import executor as command
+from joex.cli.signals import reacting_to_signals
 from joex.cli.sigterm import leaving_in_order
 
 
@@ -28,8 +26,6 @@ async def test_a_signal_fails_no_call_of_a_library_that_waits_in_a_run() -> None
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     reader, writer = os.pipe()
     main = threading.get_ident()
-    executor: Any = SimpleNamespace(drain=lambda: None, stop=lambda: None, running=list)
-    settings: Any = SimpleNamespace(signal_timeout=None)
 
     def send() -> None:
         for _ in range(1000):
@@ -38,13 +34,13 @@ async def test_a_signal_fails_no_call_of_a_library_that_waits_in_a_run() -> None
         os.write(writer, b"x")
 
     try:
-        command._drain_on_signals(executor, settings)
-        sender = threading.Thread(target=send)
-        sender.start()
-        read = ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
-        sender.join()
-        assert read == 1
-        await asyncio.sleep(0)
+        with reacting_to_signals(lambda _: None):
+            sender = threading.Thread(target=send)
+            sender.start()
+            read = ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
+            sender.join()
+            assert read == 1
+            await asyncio.sleep(0)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
-import sys
 from functools import partial
 
 from joex.cli.database import database
 from joex.cli.flags import with_settings
 from joex.cli.options import DatabaseUrl
+from joex.cli.signals import reacting_to_signals
 from joex.config import load, load_settings
 from joex.console.settings import ConsoleSettings
 from joex.event_loop import new_event_loop
@@ -20,7 +19,6 @@ from joex.http.listening import address_of, listen
 
 _log = logging.getLogger("joex")
 _PANEL = "Settings: a flag, or JOEX_CONSOLE_<FLAG> in the environment"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @partial(with_settings, model=ConsoleSettings, panel=_PANEL)
@@ -67,18 +65,9 @@ async def _serve(
     )
     async with Client(url) as client:
         serving = asyncio.create_task(serve(create_console(client, access), listener, certificate))
-        _end_on_signals(serving)
         scheme = "http" if certificate is None else "https"
-        _log.info("the console is on %s://%s/", scheme, address_of(listener))
-        await asyncio.wait([serving])
+        with reacting_to_signals(lambda _: serving.cancel()):
+            _log.info("the console is on %s://%s/", scheme, address_of(listener))
+            await asyncio.wait([serving])
         if not serving.cancelled():
             serving.result()
-
-
-def _end_on_signals(serving: asyncio.Task[None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        if sys.platform == "win32":  # its loops have no handlers of signals
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(serving.cancel))
-        else:
-            loop.add_signal_handler(number, serving.cancel)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from joex.cli.database import database
 from joex.cli.flags import with_settings
 from joex.cli.output import note
 from joex.cli.parent_watch import ParentWatch
+from joex.cli.signals import reacting_to_signals
 from joex.config import load_settings
 from joex.errors import ConfigError
 
@@ -58,7 +58,7 @@ def dev(
             environment.pop("JOEX_DATABASE_URL_FILE", None)
             limit = load_settings(flags).signal_timeout
             runs_end_within = 0.0 if limit is None else limit.total_seconds()
-            asyncio.run(_Loop(app, parent, environment, runs_end_within + _EXITS_WITHIN).run())
+            asyncio.run(_Loop(app, parent, environment, runs_end_within + _EXITS_WITHIN).run_until_told())
     finally:
         parent.close()
 
@@ -82,11 +82,12 @@ class _Loop:
         self._is_changed = self._is_leaving = False
         self._executor: asyncio.subprocess.Process | None = None
 
-    async def run(self) -> None:
+    async def run_until_told(self) -> None:
         """Run executors until SIGTERM or Ctrl-C."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._leave)
+        with reacting_to_signals(self._leave):
+            await self._run()
+
+    async def _run(self) -> None:
         watching = asyncio.create_task(self._watch())
         await asyncio.sleep(0)  # it watches from here on: no change after the executor's start is missed
         try:
@@ -136,7 +137,7 @@ class _Loop:
             self._is_changed = True
             self._news.set()
 
-    def _leave(self) -> None:
+    def _leave(self, _name: str) -> None:
         """Let the executor drain; at a second signal, give its runs back at once."""
         if self._is_leaving:
             self._ask_to_exit()

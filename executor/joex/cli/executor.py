@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -19,6 +18,7 @@ from joex.app import App
 from joex.cli.database import database
 from joex.cli.flags import with_settings
 from joex.cli.load import load_app
+from joex.cli.signals import reacting_to_signals
 from joex.client.client import Client
 from joex.config import Settings, load_settings
 from joex.core.lease import Lease
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from joex.runtime.watchdog import Watchdog
 
 _log = logging.getLogger("joex")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _MOST_NAMED = 5
 _CLOSE_WITHIN = 2.0
 _HTTP_WITHIN = 30.0
@@ -101,8 +100,7 @@ async def _run(app: App, settings: Settings, url: str, process_server: list[str]
         if listener is not None:
             client = await stack.enter_async_context(_client(settings, url))
             services.append(partial(_serve_http, settings, client, running, metrics, listener, certificate=certificate))
-        _drain_on_signals(running, settings)
-        stack.callback(_ignore_signals)
+        stack.enter_context(reacting_to_signals(_draining(running, settings)))
         with _one_error():
             await running.run(services)
 
@@ -172,10 +170,9 @@ def _import_http() -> tuple[
     return create_api, serve
 
 
-def _drain_on_signals(executor: Executor, settings: Settings) -> None:
+def _draining(executor: Executor, settings: Settings) -> Callable[[str], None]:
     """Drain at the first signal, even during a drain by other means; stop at the second, or when its time is over."""
     received = 0
-    loop = asyncio.get_running_loop()
 
     def on_signal(name: str) -> None:
         nonlocal received
@@ -184,22 +181,12 @@ def _drain_on_signals(executor: Executor, settings: Settings) -> None:
             executor.drain()
             _log.info("%s: waiting for the runs: %s; a further signal gives them back at once", name, _runs(executor))
             if settings.signal_timeout is not None:
-                loop.call_later(settings.signal_timeout.total_seconds(), executor.stop)
+                asyncio.get_running_loop().call_later(settings.signal_timeout.total_seconds(), executor.stop)
         else:
             _log.warning("%s again: giving back the runs: %s", name, _runs(executor))
             executor.stop()
 
-    for number in _SIGNALS:
-        # (Not by a handler of the loop: to remove that resets the signal to its default, which ends the process.)
-        signal.signal(number, lambda nr, _: loop.call_soon_threadsafe(on_signal, signal.Signals(nr).name))
-        if sys.platform != "win32":
-            signal.siginterrupt(number, False)  # noqa: FBT003 - takes no name; else waiting calls of libraries in C fail
-
-
-def _ignore_signals() -> None:
-    """Ignore further signals: the loop ends some time before the process exits normally."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    return on_signal
 
 
 def _runs(executor: Executor) -> str:

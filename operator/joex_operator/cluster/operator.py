@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
+from joex.cli.signals import reacting_to_signals
 from joex.errors import ConfigError
 from joex.http.certificate import certificate_of
 from joex_operator.cluster.bootstrap_pools import apply_bootstrap_pools
@@ -189,12 +189,10 @@ async def run(settings: OperatorSettings) -> None:
     """Run an operator until SIGTERM or Ctrl-C. Executors go on without it."""
     async with _connected(settings) as client:
         running = asyncio.create_task(Operator(settings, client).run())
-        loop = asyncio.get_running_loop()
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
         waiting = asyncio.create_task(stop.wait())
-        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+        with reacting_to_signals(lambda _: stop.set()):
+            await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
         for task in (running, waiting):
             task.cancel()
         await asyncio.wait([running], timeout=_STOP_WITHIN)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from joex.cli.signals import reacting_to_signals
 from joex.errors import ConfigError
 from joex_operator.api.spec import JoexPoolSpec
 from joex_operator.control.controller import POOL, Controller
@@ -75,10 +76,10 @@ class LocalOperator:
 
     async def run(self) -> None:
         """Run until a signal comes and all executors have drained."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_stop, number.name)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        with reacting_to_signals(self._on_stop), reacting_to_signals(lambda _: self._reload(), [signal.SIGHUP]):
+            await self._run()
+
+    async def _run(self) -> None:
         self._apply(self._documents)
         controlling = asyncio.create_task(self._controller.run())
         stopping = asyncio.create_task(self._stop.wait())
