@@ -10,9 +10,9 @@ import pytest
 
 from joex.errors import DatabaseUnavailable
 from joex.store import periodic
-from joex_operator.api.objects import Ref
+from joex_operator.api.objects import Pool, Ref
 from joex_operator.control.controller import PERIODIC, POOL, Controller
-from joex_operator.control.fleet import FleetError
+from joex_operator.control.fleet import FleetError, UrlUnknown
 from joex_operator.decide.events import Event
 from joex_operator.local.fleet import ProcessFleet
 from tests.support.waiting import eventually
@@ -36,16 +36,32 @@ class Output:
 
 
 class Fleet(ProcessFleet):
-    """A fleet that can't store the statuses of some objects."""
+    """A fleet that can't store the statuses of some objects, nor read the secret ``unreadable``."""
 
     def __init__(self, url: str, output: Output, home: str) -> None:
-        super().__init__({}, url, log_format="json", output=output, changed=lambda *_: None)
+        self.urls: dict[str, str] = {}
+        super().__init__(self.urls, url, log_format="json", output=output, changed=lambda *_: None)
         self.refuses: set[str] = set()
         self.its_home = home
+        self.refusals_of_home: asyncio.Queue[None] | None = None
+        self.reads: asyncio.Queue[None] = asyncio.Queue()
+        self.may_read = asyncio.Event()
+        self.may_read.set()
 
     def home(self, namespace: str) -> str:
         assert namespace == SPACE
+        if self.refusals_of_home is not None:
+            self.refusals_of_home.put_nowait(None)
+            raise FleetError(f"does not act in {namespace} any more")
         return self.its_home
+
+    async def database_url(self, pool: Pool) -> str:
+        if not self.may_read.is_set():
+            self.reads.put_nowait(None)
+            await self.may_read.wait()
+        if pool.spec.database.secret_name == "unreadable":
+            raise UrlUnknown("SecretNotFound", "there is no such secret")
+        return await super().database_url(pool)
 
     async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
         if ref.name in self.refuses:
@@ -274,6 +290,91 @@ async def test_a_database_that_no_pool_uses_any_more_is_left_without_rows_and_co
     await eventually(nobody_is_there, why="its connections are closed")
 
 
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [({"database": {"secretName": "unreadable"}}, "SecretNotFound"), ({"poolSize": 0}, "InvalidPool")],
+)
+async def test_a_pool_that_is_made_again_has_its_rows_while_its_database_is_not_known(
+    operator: Operator, connection: asyncpg.Connection, spec: dict[str, Any], reason: str
+) -> None:
+    operator.pool()
+    for name in ("goes", "stays"):
+        operator.task(name, "03:00")
+        await operator.until_ready(name)
+    rows = await connection.fetch(OURS.format("id, created_at"))
+    operator.remove(POOL, "pool")
+    operator.pool(**spec)
+    await operator.until_ready("stays", reason)
+    assert await connection.fetch(OURS.format("id, created_at")) == rows
+    operator.remove(PERIODIC, "goes")
+    operator.pool()
+    await operator.until_ready("stays")
+    assert [row["id"] for row in await connection.fetch(OURS.format("id"))] == [f"{SPACE}/stays"]
+
+
+async def test_a_pool_that_is_made_again_leaves_no_rows_in_its_databases_of_before(
+    empty_database_url: str, operator: Operator, connection: asyncpg.Connection
+) -> None:
+    operator.fleet.urls["other"] = empty_database_url
+    operator.pool()
+    operator.task("nightly", "03:00")
+    await operator.until_ready("nightly")
+    operator.remove(POOL, "pool")
+    operator.pool(database={"secretName": "unreadable"})
+    await operator.until_ready("nightly", "SecretNotFound")
+    operator.pool(database={"secretName": "other"})
+    await operator.until_ready("nightly")
+    await eventually(lambda: _is_empty(connection))
+
+
+async def test_the_rows_of_a_pool_go_though_the_operator_lost_the_namespace_for_a_moment(
+    operator: Operator, connection: asyncpg.Connection
+) -> None:
+    operator.pool("one")
+    operator.pool("two")
+    operator.task("a", "03:00", pool="one")
+    await operator.until_ready("a")
+    operator.remove(POOL, "one")
+    operator.fleet.refusals_of_home = asyncio.Queue()
+    await operator.fleet.refusals_of_home.get()
+    operator.fleet.refusals_of_home = None
+    await eventually(lambda: _is_empty(connection))
+
+
+async def test_the_rows_of_a_pool_stay_where_another_release_has_taken_the_namespace_during_the_reconcile(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
+    async with running_operator(database_url, poll=1000.0) as operator:
+        for pool in ("one", "two"):
+            operator.pool(pool)
+            operator.task(f"of-{pool}", "03:00", pool)
+            await operator.until_ready(f"of-{pool}")
+        operator.fleet.may_read.clear()
+        operator.remove(POOL, "one")
+        await operator.fleet.reads.get()
+        operator.controller.abandon(SPACE)
+        operator.fleet.may_read.set()
+        await eventually(lambda: not operator.controller.databases.opened(), why="the reconcile is over")
+    rows = await connection.fetch(OURS.format("id"))
+    assert sorted(row["id"] for row in rows) == [f"{SPACE}/of-one", f"{SPACE}/of-two"]
+
+
+async def test_the_rows_of_a_pool_that_goes_during_the_reconcile_go_too(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
+    async with running_operator(database_url, poll=1000.0) as operator:
+        operator.pool()
+        operator.task("nightly", "03:00")
+        await operator.until_ready("nightly")
+        operator.fleet.may_read.clear()
+        operator.task("nightly", "04:00")
+        await operator.fleet.reads.get()
+        operator.remove(POOL, "pool")
+        operator.fleet.may_read.set()
+        await operator.until_ready("nightly", "UnknownPool")
+        await eventually(lambda: _is_empty(connection))
+
+
 async def test_a_task_that_moves_to_another_pool_is_there_all_the_time(
     operator: Operator, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,3 +484,7 @@ async def test_a_row_that_a_tenant_holds_keeps_the_operator_from_nothing_else(
 async def _timers(connection: asyncpg.Connection) -> bool:
     rows = await connection.fetch(OURS.format("id, timer"))
     return {tuple(row) for row in rows} == {(f"{SPACE}/held", "04:00"), (f"{SPACE}/free", "04:00")}
+
+
+async def _is_empty(connection: asyncpg.Connection) -> bool:
+    return not await connection.fetch(OURS.format("id"))

@@ -80,7 +80,7 @@ class Controller:
         self._urls: dict[Key, str] = {}
         self._failures: dict[Key, int] = {}
         self._under_way: dict[Key, float] = {}
-        self._left: dict[str, dict[str, str]] = {}
+        self._left: dict[str, set[tuple[str, str]]] = {}
         self._pool_reconciler = PoolReconciler(fleet, self.databases, self.metrics, poll=poll)
         self._periodic_reconciler = PeriodicReconciler(fleet, self.databases, poll=poll)
 
@@ -113,7 +113,7 @@ class Controller:
             return
         if kind == POOL:
             if (url := self._urls.get(key)) is not None:
-                self._left.setdefault(namespace, {})[owner(self._fleet.home(namespace), name)] = url
+                self._left.setdefault(namespace, set()).add((owner(self._fleet.home(namespace), name), url))
             self._forget_pool(key)
         self._queue.add(Key(PERIODIC, namespace))
 
@@ -224,18 +224,36 @@ class Controller:
             return error.problem
         if key in self._pools and self._urls.get(key) != url:  # the pool may have been removed meanwhile
             self._urls[key] = url
+            if self._left.get(key.namespace):  # rows of the pool of this name before may have waited for this
+                self._queue.add(Key(PERIODIC, key.namespace))
             await self._close_unused()
         return url
 
     async def _reconcile_periodic_tasks(self, key: Key) -> float | None:
-        here = {other: self._objects[other] for other in self._keys(key.namespace)}
-        left = self._left.pop(key.namespace, {})
-        tasks = [manifest for other, manifest in here.items() if other.kind == PERIODIC]
-        pools = {other: self._pools.get(other) for other in here if other.kind == POOL}
-        urls = {other.name: await self._note_url(other, pool) for other, pool in pools.items() if pool is not None}
+        before = self._keys(key.namespace)
+        pools = {other: self._pools.get(other) for other in before if other.kind == POOL}
+        urls = {other: await self._note_url(other, pool) for other, pool in pools.items() if pool is not None}
+        # What follows is of one moment: meanwhile objects may have gone, which left rows, and pools been made again.
+        here = [other for other in before if other in self._objects]
+        now = {
+            owner(self._fleet.home(key.namespace), other.name): self._urls.get(other)
+            for other in self._keys(key.namespace)
+            if other.kind == POOL
+        }
+        left = self._left.get(key.namespace, set())
+        left.difference_update(now.items())
+        # The rows of a pool that was made again may be in the database that it has now, while that is not known.
+        gone = {(name, url) for name, url in left if name not in now or now[name] is not None}
         after = await self._periodic_reconciler.reconcile(
-            key.namespace, tasks, {other.name: pool for other, pool in pools.items()}, urls, left
+            key.namespace,
+            [self._objects[other] for other in here if other.kind == PERIODIC],
+            {other.name: pools[other] for other in here if other in pools},
+            {other.name: urls[other] for other in here if other in urls},
+            gone,
         )
+        left -= gone  # not before: a reconcile that failed is tried again
+        if not self._left.get(key.namespace):
+            self._left.pop(key.namespace, None)
         await self._close_unused()  # this reconcile was the last to need the database of a pool that is gone
         return after
 

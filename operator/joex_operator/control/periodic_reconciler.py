@@ -73,7 +73,7 @@ class PeriodicReconciler:
         manifests: Sequence[Mapping[str, Any]],
         pools: Mapping[str, Pool | None],
         databases: Mapping[str, str | DatabaseProblem],
-        left: Mapping[str, str],
+        left: Collection[tuple[str, str]],
     ) -> float | None:
         """Sync the tasks of a namespace; returns the seconds until the next reconcile, None: when something changes.
 
@@ -95,12 +95,12 @@ class PeriodicReconciler:
             problems[name] = DatabaseProblem("InvalidPool", f"JoexPool {name!r} is invalid: its conditions say why")
         owners = {name: owner(self._fleet.home(namespace), name) for name in urls}
         here: dict[str, dict[str, list[DesiredRow]]] = {}
-        for name, url in (*left.items(), *((owners[pool], url) for pool, url in urls.items())):
+        for name, url in (*left, *((owners[pool], url) for pool, url in urls.items())):
             here.setdefault(url, {})[name] = []
         for one in desired:
             if one.pool in urls:
                 here[urls[one.pool]][owners[one.pool]].append(one)
-        self._last_visits[namespace] = set(left.values())
+        self._last_visits[namespace] = {url for _, url in left}
         try:
             answers = await asyncio.gather(*(self._sync_rows(url, some) for url, some in here.items()))
         finally:

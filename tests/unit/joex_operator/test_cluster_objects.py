@@ -108,7 +108,7 @@ async def claimed_late(monkeypatch, namespaces):
     seen: asyncio.Queue[tuple[int, int, list[str]]] = asyncio.Queue()
 
     async def reconcile(_, _namespace, tasks, pools, _databases, left):
-        seen.put_nowait((len(tasks), len(pools), list(left)))
+        seen.put_nowait((len(tasks), len(pools), [name for name, _ in left]))
 
     async def nothing(*_):
         return 60.0
