@@ -91,6 +91,7 @@ class PeriodicScheduler:
         self._wakeup = asyncio.Event()
         self._busy_for = _BUSY_RETRY_IN
         self._aside = Aside()
+        self._after = ""  # the group after which the next turns begin
         self._clock_checked_at = float("-inf")
 
     def wake(self) -> None:
@@ -124,7 +125,7 @@ class PeriodicScheduler:
             if seconds is None or seconds > 0:
                 self._busy_for = _BUSY_RETRY_IN
                 return self._until([*([] if seconds is None else [seconds]), *(at - now for at in aside.values())])
-            tasks = await periodic.due(connection, _BATCH, **which)
+            tasks, self._after = await periodic.due(connection, _BATCH, after=self._after, **which)
             decided = [(task, decide(task.schedule, task.now)) for task in tasks]
             fired = await periodic.fire(connection, self._worker, decided) if decided else []
         self._tell(fired, {task.key: decision.error for task, decision in decided})

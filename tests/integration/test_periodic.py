@@ -1,6 +1,7 @@
 """Periodic tasks: one of many schedulers decides each time once, and no task delays the others."""
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -73,7 +74,8 @@ class Tasks:
 
     async def read(self, **which):
         """The due tasks, with the decisions about them."""
-        return [(one, decide(one.schedule, one.now)) for one in await periodic.due(self.connection, 200, **which)]
+        found, _ = await periodic.due(self.connection, 200, **which)
+        return [(one, decide(one.schedule, one.now)) for one in found]
 
     async def fire(self, decided, worker="me"):
         """Fire decisions; returns the outcomes, by id."""
@@ -190,9 +192,89 @@ async def test_however_many_tasks_have_been_changed_those_that_are_due_are_among
     await tasks.put_due("a", "b")
     await tasks.put("c", "d", "e")
     for most in (1, 2):
-        found = [one.key.id for one in await periodic.due(tasks.connection, most)]
+        found = [one.key.id for one in (await periodic.due(tasks.connection, most))[0]]
         assert len(found) == 2 * most
         assert len({"a", "b"} & set(found)) == most
+
+
+@pytest.mark.parametrize("state", ["due", "changed"])
+async def test_however_many_tasks_of_a_group_come_first_each_other_group_has_its_turn(tasks, state):
+    add = """
+        INSERT INTO joex_private.periodic_task (id, grp, task, timer) SELECT 'a ' || nr, $1, 'a', 'yearly'
+        FROM generate_series(1, $2::integer) nr
+    """
+    await tasks.connection.execute(add, "hog", 2000)
+    await tasks.due(*(f"a {nr}" for nr in range(1, 2001)), ago=timedelta(hours=1))
+    for group in ("acme", "zoo"):
+        await tasks.connection.execute(add, group, 50)
+    if state == "due":
+        await tasks.connection.execute(
+            "UPDATE joex_private.periodic_task SET nextrun = clock_timestamp() WHERE grp <> 'hog'"
+        )
+    else:
+        await tasks.connection.execute("UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE grp = 'hog'")
+    found = Counter(task.key.group for task, _ in await tasks.read())
+    assert (found["acme"], found["zoo"]) == (50, 50)
+    assert found["hog"] <= 200
+
+
+async def test_where_more_groups_are_due_than_a_pass_holds_the_next_passes_go_on_with_the_others(tasks):
+    await tasks.put_due(*(f"hog {nr}" for nr in range(9)), group="hog")
+    groups = {f"group {nr}" for nr in range(7)}
+    for group in groups:
+        await tasks.put(group, group=group)
+        await tasks.due(group, ago=timedelta(0))
+    passes, after = [], ""
+    for _ in range(4):
+        found, after = await periodic.due(tasks.connection, 2, after=after)
+        passes.append({one.key.group for one in found} - {"hog"})
+    assert [len(one) for one in passes] == [2, 2, 2, 1]
+    assert set().union(*passes) == groups
+    found, after = await periodic.due(tasks.connection, 2, after=after)
+    assert {one.key.group for one in found} - {"hog"} == passes[0]  # the next round
+
+
+async def test_a_pass_reads_a_bounded_number_of_groups_and_the_next_one_goes_on_there(tasks):
+    await tasks.put_due("hog 1", "hog 2", group="hog")
+    await tasks.connection.execute("""
+        INSERT INTO joex_private.periodic_task (id, grp, task, timer)
+        SELECT 'a ' || nr, 'group ' || lpad(nr::text, 3, '0'), 'a', 'yearly' FROM generate_series(1, 100) nr
+    """)
+    await tasks.connection.execute("UPDATE joex_private.periodic_task SET nextrun = 'infinity' WHERE grp <> 'hog'")
+    await tasks.due("a 100")
+    await tasks.due("hog 1", "hog 2", ago=timedelta(hours=1))
+    passes, after = [], ""
+    for _ in range(5):
+        found, after = await periodic.due(tasks.connection, 1, after=after)
+        passes.append("group 100" in {one.key.group for one in found})
+    assert passes == [False, False, False, False, True]
+    assert after == "group 100"
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True])
+async def test_turns_cost_what_the_pass_holds_whatever_the_statistics_say(tasks, is_analyzed):
+    await tasks.connection.execute("""
+        ALTER TABLE joex_private.periodic_task SET (autovacuum_enabled = off);
+        INSERT INTO joex_private.periodic_task (id, grp, task, timer)
+        SELECT 'a ' || nr, CASE WHEN nr > 1000 THEN 'hog' ELSE 'group ' || nr END, 'a', 'yearly'
+        FROM generate_series(1, 5000) nr;
+        UPDATE joex_private.periodic_task SET nextrun = clock_timestamp();
+    """)
+    await tasks.connection.execute("VACUUM joex_private.periodic_task")
+    if is_analyzed:
+        await tasks.connection.execute("ANALYZE joex_private.periodic_task")
+    reads = """
+        SELECT pg_stat_get_xact_numscans('joex_private.periodic_task'::regclass) AS scans,
+               (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
+                WHERE indrelid = 'joex_private.periodic_task'::regclass)::bigint AS entries
+    """
+    async with tasks.connection.transaction():
+        before = await tasks.connection.fetchrow(reads)
+        found, _ = await periodic.due(tasks.connection, 20)
+        after = await tasks.connection.fetchrow(reads)
+    assert len({task.key.group for task in found}) >= 20
+    assert after["scans"] == before["scans"]
+    assert after["entries"] - before["entries"] <= 100
 
 
 async def test_it_is_told_how_long_it_is_until_the_next(tasks):

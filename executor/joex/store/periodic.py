@@ -35,6 +35,11 @@ _DUE = statement("""
               AND (id, queue, grp) NOT IN (SELECT * FROM unnest($2::text[], $3::text[], $4::text[]))
         ORDER BY nextrun LIMIT $5::integer FOR NO KEY UPDATE SKIP LOCKED) t
 """)
+_IN_TURN = statement("""
+    SELECT next_after, id, queue, grp, revision, timer, zone, nullif(nextrun, '-infinity') AS nextrun, last_run,
+           starting_deadline, clock_timestamp() AS now
+    FROM joex_private.periodic_in_turn($1::integer, $2::text, $3::text[], $4::text[], $5::text[], $6::text[])
+""")
 _NEXT = statement("""
     SELECT CASE WHEN nextrun <= statement_timestamp() THEN 0
                 ELSE extract(epoch FROM nextrun - statement_timestamp()) END::float8
@@ -169,25 +174,34 @@ class PeriodicTask:
         return TaskKey(self.id, self.queue, self.group)
 
 
-async def due(connection: Connection, most: int, *, system: bool = True, aside: Sequence[TaskKey] = ()) -> list[Due]:
+async def due(
+    connection: Connection, most: int, *, system: bool = True, aside: Sequence[TaskKey] = (), after: str = ""
+) -> tuple[list[Due], str]:
     """The tasks that need a decision: those without a next time, which owners have changed; then the due ones in order.
 
-    ``most``: of each, so that an owner that changes tasks without end holds up no others. ``system``: also Joex's own;
-    ``aside``: not these.
+    ``most``: of each, so that an owner that changes tasks without end holds up no others. If there may be more, each
+    group has its turn too, from the one after ``after`` on: as many tasks as ``most`` of each, divided by the groups.
+    Also returns ``after`` for the next call. ``system``: also Joex's own; ``aside``: not these.
 
     It leaves out tasks whose rows another session has locked, so that they don't block the others.
     """
+    which = (_left_out(system), *_columns(aside))
     with translated():
-        rows = await connection.fetch(_DUE, _left_out(system), *_columns(aside), most)
-    return [
-        Due(
-            TaskKey(row["id"], row["queue"], row["grp"]),
+        rows = await connection.fetch(_DUE, *which, most)
+        if len(rows) >= most:
+            turns = await connection.fetch(_IN_TURN, most, after, *which)
+            after = turns[0]["next_after"]
+            rows = [*rows, *(row for row in turns if row["id"] is not None)]
+    found = {
+        (key := TaskKey(row["id"], row["queue"], row["grp"])): Due(
+            key,
             row["revision"],
             Schedule(row["timer"], row["zone"], row["nextrun"], row["last_run"], row["starting_deadline"]),
             row["now"],
         )
         for row in rows
-    ]
+    }
+    return list(found.values()), after
 
 
 async def next_in(connection: Connection, *, system: bool = True, aside: Sequence[TaskKey] = ()) -> float | None:

@@ -527,3 +527,4 @@ CREATE TABLE joex_private.periodic_task (
     CONSTRAINT "task: must not begin with joex., as Joex's own names do" CHECK (owner = 'joex' OR NOT starts_with(task, 'joex.'))
 ) WITH (fillfactor = 50);
 CREATE INDEX periodic_task_next ON joex_private.periodic_task (nextrun) WHERE enabled AND error IS NULL;
+CREATE INDEX periodic_task_group ON joex_private.periodic_task (grp, nextrun) WHERE enabled AND error IS NULL;
