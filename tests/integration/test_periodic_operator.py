@@ -301,11 +301,12 @@ async def test_a_pool_that_is_made_again_has_its_rows_while_its_database_is_not_
     for name in ("goes", "stays"):
         operator.task(name, "03:00")
         await operator.until_ready(name)
-    rows = await connection.fetch(OURS.format("id, created_at"))
+    made = OURS.format("id, created_at") + " ORDER BY id"
+    rows = await connection.fetch(made)
     operator.remove(POOL, "pool")
     operator.pool(**spec)
     await operator.until_ready("stays", reason)
-    assert await connection.fetch(OURS.format("id, created_at")) == rows
+    assert await connection.fetch(made) == rows
     operator.remove(PERIODIC, "goes")
     operator.pool()
     await operator.until_ready("stays")
