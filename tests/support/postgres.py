@@ -306,7 +306,7 @@ class TestServer:
                 self._end_session(database)
             else:
                 return found
-        made = psycopg.connect(self.url(database), autocommit=True, application_name="tests", prepare_threshold=None)
+        made = psycopg.connect(self.url(database), autocommit=True, application_name="tests", prepare_threshold=1)
         self._sessions[database] = made
         return made
 
