@@ -21,10 +21,11 @@ from joex import Client
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.event_loop import new_event_loop
 from joex.http import slow_callers, tls
-from joex.http.caller import OWNER, STATE
+from joex.http.caller import OWNER
 from joex.http.certificate import Certificate, certificate_of
 from joex.http.listening import listen
 from joex.http.server import serve
+from joex.http.state import CALLER
 from joex.store.database import connect
 from joex.sync import Client as SyncClient
 from tests.support.cluster.pki import Authority
@@ -64,7 +65,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     It knows the callers of /known.
     """
     if scope["path"] == "/known":
-        scope["state"][STATE] = OWNER
+        scope["state"][CALLER] = OWNER
     is_large = any(name == b"content-length" and int(value) > 1000 for name, value in scope["headers"])
     body = (
         b"too large" if is_large else scope["scheme"].encode() + b" " * (0 if scope["path"] == "/short" else 20_000_000)

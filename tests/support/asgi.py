@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from joex.http.peer import PEER
+from joex.http.state import PEER
 
 
 @dataclass

@@ -7,13 +7,14 @@ import pytest
 from fastapi import HTTPException, Request
 
 from joex.core.access import Scope
-from joex.http.caller import ASK_AGAIN, STATE, Caller
+from joex.http.caller import Caller
 from joex.http.route import Reports
+from joex.http.state import ASK_AGAIN, CALLER
 
 
 def request_of(name: str, **state: Any) -> Request:
     caller = Caller(name, frozenset({Scope.VIEW}), groups=(name,))
-    return Request({"type": "http", "headers": [], "state": {STATE: caller, **state}})
+    return Request({"type": "http", "headers": [], "state": {CALLER: caller, **state}})
 
 
 async def test_a_caller_waits_for_two_reports_of_another_one_however_many_that_one_wants():

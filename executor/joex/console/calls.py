@@ -21,8 +21,9 @@ from joex.console.snapshot import Snapshot, Snapshots
 from joex.console.views import Views
 from joex.console.views import params as query_of
 from joex.core.access import Scope
-from joex.http.caller import STATE, Caller, caller_of, refuse_if_revoked
+from joex.http.caller import Caller, caller_of, refuse_if_revoked
 from joex.http.route import Reports
+from joex.http.state import CALLER
 
 LARGEST_FORM = 100_000
 """Bytes."""
@@ -119,7 +120,7 @@ async def _form(request: Request) -> Mapping[str, str]:
                 raise HTTPException(status.HTTP_413_CONTENT_TOO_LARGE, "The form is too large.")
     except ClientDisconnect as error:
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "The form has no end.") from error  # (the caller has gone)
-    if hasattr(request.state, STATE):  # else the caller signs in
+    if hasattr(request.state, CALLER):  # else the caller signs in
         await refuse_if_revoked(request)  # the form may have been on the way for a minute
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"))

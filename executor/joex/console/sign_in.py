@@ -28,8 +28,9 @@ from joex.console.views import Views
 from joex.core import access
 from joex.errors import DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
-from joex.http.caller import ASK_AGAIN, OWNER, STATE, Caller
+from joex.http.caller import OWNER, Caller
 from joex.http.errors import RETRY_AFTER
+from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
 
 COOKIE = "joex-console"
@@ -161,7 +162,7 @@ class SignIn:
             await send(message)
 
         answer = await self._refusal(scope)
-        caller: Caller | None = scope.get("state", {}).get(STATE)
+        caller: Caller | None = scope.get("state", {}).get(CALLER)
         name = None if caller is None else caller.name
         if answer is None and name is not None and self._calls[name] >= MOST_CALLS:
             detail = f"{MOST_CALLS} calls of {name} are being served: try again."
@@ -187,7 +188,7 @@ class SignIn:
         if isinstance(caller, str):
             return self._views.error(scope, 403, caller)
         if caller is not None:
-            scope.setdefault("state", {})[STATE] = caller
+            scope.setdefault("state", {})[CALLER] = caller
         elif path not in {SIGN_IN, SIGN_OUT}:
             return self._ask(scope, path)
         return None

@@ -21,7 +21,8 @@ from joex.console.pace import Pace
 from joex.console.snapshot import Snapshot, Snapshots
 from joex.core.access import Scope
 from joex.core.duration import span
-from joex.http.caller import STATE, Caller
+from joex.http.caller import Caller
+from joex.http.state import CALLER
 
 _MOST_SHOWN = 20_000
 """Characters of a value."""
@@ -73,7 +74,7 @@ class Views:
             context: the variables of the template.
         """
         trouble = None if snapshots is None else snapshots.why_old
-        caller: Caller | None = getattr(request.state, STATE, None)
+        caller: Caller | None = getattr(request.state, CALLER, None)
         known = request.headers.get("if-none-match")
         tag = None
         if snapshot is not None and status == 200:  # noqa: PLR2004 - OK
@@ -92,7 +93,7 @@ class Views:
         self, scope: CallScope, status: int, detail: str, headers: Mapping[str, str] | None = None
     ) -> HTMLResponse:
         """The page that says why a call is not served."""
-        caller: Caller | None = scope.get("state", {}).get(STATE)
+        caller: Caller | None = scope.get("state", {}).get(CALLER)
         titles = {401: "Not signed in", 403: "Not allowed", 404: "Not found", 503: "The database is away"}
         title = titles.get(status, "This can't be done")
         detail = " ".join(detail.split())

@@ -21,9 +21,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from joex.errors import DatabaseUnavailable
-from joex.http.caller import ASK_AGAIN, OWNER, STATE, Caller
+from joex.http.caller import OWNER, Caller
 from joex.http.errors import problem, unavailable
 from joex.http.peer import is_own_user
+from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
 
 PUBLIC = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -75,7 +76,7 @@ class AuthMiddleware:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        state[STATE] = caller
+        state[CALLER] = caller
         await self._app(scope, _limited(receive, largest), send)
 
     async def _identify(self, scope: Scope, headers: Headers) -> Caller | Response:

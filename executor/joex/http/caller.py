@@ -16,13 +16,10 @@ from fastapi import Depends, HTTPException, Request, params, status
 from joex.client.client import Client
 from joex.core.access import Bounds, Scope, is_own_id
 from joex.http.errors import cut
+from joex.http.state import ASK_AGAIN, CALLER
 from joex.store import audit, tokens
 from joex.store.statement import Connection
 
-STATE = "caller"
-"""Where the middleware leaves the caller, in the state of the request."""
-ASK_AGAIN = "ask_again"
-"""Where it leaves a function that identifies the caller once more; absent: the caller needs no look-up."""
 _MOST_SHOWN = 5
 
 
@@ -157,7 +154,7 @@ def needs_of(route: Any) -> Needs:
 
 async def caller_of(request: Request) -> Caller:
     """The caller of a request."""
-    caller: Caller = getattr(request.state, STATE)
+    caller: Caller = getattr(request.state, CALLER)
     return caller
 
 

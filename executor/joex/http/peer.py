@@ -19,8 +19,8 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-PEER = "peer"
-"""Where the server leaves the `Peer` of a connection, in the state of its requests."""
+from joex.http.state import PEER
+
 _UNMAPPED = 65534
 """The uid that a user namespace shows instead of each one that it does not have: it may stand for any user."""
 _ESTABLISHED = 1

@@ -22,8 +22,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from joex.errors import ConfigError, DatabaseUnavailable
-from joex.http.caller import STATE, Caller, caller_of, needs_of, refuse_if_revoked
+from joex.http.caller import Caller, caller_of, needs_of, refuse_if_revoked
 from joex.http.errors import RETRY_AFTER
+from joex.http.state import CALLER
 from joex.store.runs import size_limits
 
 MOST_REQUESTS = 700
@@ -60,7 +61,7 @@ class Route(APIRoute):
 
         async def judge_and_handle(request: Request) -> Response:
             await needs.judge(request)
-            if not hasattr(request.state, STATE):  # a public call: probes are served beside all others
+            if not hasattr(request.state, CALLER):  # a public call: probes are served beside all others
                 return await handle(request)
             async with AsyncExitStack() as turn:
                 whole = _Request(request.scope, request.receive, turn)

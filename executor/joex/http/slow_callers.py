@@ -11,8 +11,8 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from joex.http.caller import STATE
-from joex.http.peer import PEER, Peer
+from joex.http.peer import Peer
+from joex.http.state import CALLER, PEER
 
 HEAD_WITHIN = 10.0
 """Seconds from the connection, or from the first byte of a further request, to the end of its headers."""
@@ -136,7 +136,7 @@ class TimedProtocol(H11Protocol):
         """
         if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY) or self.flow.write_paused:
             return True
-        return self.conn.their_state is h11.SEND_BODY and STATE not in self.scope.get("state", {})
+        return self.conn.their_state is h11.SEND_BODY and CALLER not in self.scope.get("state", {})
 
     def has_said_all(self) -> bool:
         """Whether the connection is closing, and no answer waits for its caller to read it."""

@@ -1,5 +1,8 @@
 """An operator that is not ready for long is not alive."""
 
+import subprocess
+import sys
+
 from joex_operator.cluster.probes import LastingProblem
 
 
@@ -22,3 +25,10 @@ def test_a_problem_that_lasts_is_told_after_its_time_and_one_that_passes_never_i
     assert lasting.for_too_long() is None
     world.wrong = "something else"
     assert lasting.for_too_long() is None, "its time starts again"
+
+
+def test_an_operator_starts_without_loading_what_only_executors_serve() -> None:
+    code = "import sys, joex_operator.cluster.operator; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "uvicorn" in done.stdout.split()
+    assert "fastapi" not in done.stdout.split()
