@@ -990,17 +990,18 @@ async def test_the_calls_of_one_user_keep_no_connection_from_another(
     assert (await far.get("/", headers=cookie)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/jobs?task=a", "/all?act=cancel&task=a"])
+@pytest.mark.parametrize("path", ["/jobs?task=a", "/all?act=cancel&task=a", "/periodic", "/group?queue=q&group=acme"])
 async def test_the_searches_of_one_viewer_leave_connections_to_the_others(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], path: str
 ) -> None:
     app, searches = create_console(client, Access(token=OWNERS)), 20  # twice the connections of the client
     console, bound = browse(app=app), await token(Scope.VIEW, Scope.OPERATE, groups=["acme"])
     tenant, owner = ({"Authorization": f"Bearer {one}"} for one in (bound, OWNERS))
-    assert (await console.get("/pools", headers=owner)).status_code == 200
-    held_up = "SELECT count(*) > 1 FROM pg_locks WHERE NOT granted AND relation = 'joex_private.job'::regclass"
+    await client.groups.set("acme", queue="q", weight=2)
+    assert [(await console.get(one, headers=owner)).status_code for one in ("/pools", path)] == [200, 200]
+    held_up = "SELECT count(*) > 1 FROM pg_locks WHERE NOT granted AND relation::regclass::text LIKE 'joex_private.%'"
     async with connection.transaction():
-        await connection.execute("LOCK TABLE joex_private.job")
+        await connection.execute("LOCK TABLE joex_private.job, joex_private.periodic_task")
         searching = [asyncio.create_task(console.get(path, headers=tenant)) for _ in range(searches)]
         await eventually(lambda: connection.fetchval(held_up))
         answer = await asyncio.wait_for(console.get("/pools", headers=owner), PATIENCE)

@@ -657,7 +657,7 @@ async def test_the_calls_of_one_tenant_leave_places_to_the_others(http_as, owner
         assert (await tenant.get("/api/v1/jobs")).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["jobs", "keyed/list", "keyed/count", "periodic"])
+@pytest.mark.parametrize("path", ["jobs", "keyed/list", "keyed/count", "keyed/active", "periodic"])
 async def test_lists_of_one_tenant_leave_connections_to_the_others(
     application, http_as, owner, another_connection, path
 ):

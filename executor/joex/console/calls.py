@@ -34,8 +34,8 @@ _MOST_FIELDS = 100
 class Console:
     """A console: what its routes share.
 
-    ``searches``: for which the callers take turns. ``simulation``: held while one runs. ``simulating``: by caller, held
-    while its simulation runs, or waits for it.
+    ``searches``: what passes over the jobs or periodic tasks of others, for which the callers take turns.
+    ``simulation``: held while one runs. ``simulating``: by caller, held while its simulation runs, or waits for it.
     """
 
     client: Client

@@ -35,7 +35,7 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
     done: Annotated[str, Query()] = "",
 ) -> Response:
     """The periodic tasks: when each is due, and how its last time went; and a field in which to try a timer."""
-    async with console.client.using() as connection:
+    async with console.searches.turn(request), console.client.using() as connection:
         tasks, has_more = await page_of_tasks(
             connection, after=after or None, most=PAGE, bounds=caller.bounds, most_bytes=NOTHING
         )

@@ -173,7 +173,8 @@ async def show_group(
     found = None if of_queue is None else of_queue.group(group)
     if of_queue is None or found is None:
         not_found(f"The group {group!r} has no unfinished jobs in the queue {queue!r}, and no settings.")
-    next_job, reasons = await _next_of(console, caller, queue, group)
+    async with console.searches.turn(request):  # to find that no job waits, it passes over all due later in the queue
+        next_job, reasons = await _next_of(console, caller, queue, group)
     wish = _wish(request.query_params, found)
     return console.views.page(
         request, "group.html", snapshots=console.snapshots, queue=of_queue, group=found, next_job=next_job,

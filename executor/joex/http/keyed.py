@@ -270,9 +270,9 @@ async def count_keyed_job(body: CountBody, client: TheClient, caller: TheCaller,
 
 
 @routes.post("/api/v1/keyed/active", dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
-async def list_active_jobs(body: TypeBody, client: TheClient, caller: TheCaller) -> ActiveIds:
+async def list_active_jobs(body: TypeBody, client: TheClient, caller: TheCaller, report: TheReport) -> ActiveIds:
     """List the ids of the running jobs of a type."""
-    async with client.using() as connection:
+    async with report, client.using() as connection:
         keys = await keyed.active(connection, name_of("type", body.type), caller.bounds)
     return ActiveIds(ids=[tuples.unpack(key) for key in keys])
 
