@@ -51,7 +51,7 @@ def leaving_in_order() -> Iterator[Callable[[], None]]:
     try:
         yield begun
     finally:
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # an executor that has left ignores it to its end
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # a command that has left ignores it to its end
             signal.signal(signal.SIGTERM, before)
 
 
