@@ -376,6 +376,46 @@ async def test_the_rows_of_a_pool_that_goes_during_the_reconcile_go_too(
         await eventually(lambda: _is_empty(connection))
 
 
+async def test_the_rows_of_a_pool_that_is_made_again_during_the_reconcile_go_from_its_database_of_before(
+    empty_database_url: str, database_url: str, connection: asyncpg.Connection
+) -> None:
+    async with running_operator(database_url, poll=1000.0) as operator:
+        operator.fleet.urls["other"] = empty_database_url
+        operator.pool()
+        operator.task("nightly", "03:00")
+        await operator.until_ready("nightly")
+        operator.fleet.may_read.clear()
+        operator.task("nightly", "04:00")
+        await operator.fleet.reads.get()
+        operator.remove(POOL, "pool")
+        operator.pool(database={"secretName": "other"})
+        operator.fleet.may_read.set()
+        await eventually(lambda: _is_empty(connection))
+
+
+@pytest.mark.parametrize("kind", [POOL, PERIODIC])
+async def test_a_row_that_a_transaction_holds_while_its_object_is_removed_goes_afterwards(
+    operator: Operator, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    operator.pool("pool")
+    operator.task("pool", "03:00")
+    await operator.until_ready("pool")
+    answers: asyncio.Queue[str] = asyncio.Queue()
+    remove = periodic.remove
+
+    async def noted(*args: Any, **more: Any) -> str:
+        answer = await remove(*args, **more)
+        answers.put_nowait(answer)
+        return answer
+
+    monkeypatch.setattr(periodic, "remove", noted)
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.periodic_task FOR UPDATE")
+        operator.remove(kind, "pool")
+        assert await answers.get() == "locked"
+    await eventually(lambda: _is_empty(connection))
+
+
 async def test_a_task_that_moves_to_another_pool_is_there_all_the_time(
     operator: Operator, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,7 +222,7 @@ class Controller:
             url = await self._fleet.database_url(pool)
         except UrlUnknown as error:
             return error.problem
-        if key in self._pools and self._urls.get(key) != url:  # the pool may have been removed meanwhile
+        if self._pools.get(key) is pool and self._urls.get(key) != url:  # it may have gone or changed meanwhile
             self._urls[key] = url
             if self._left.get(key.namespace):  # rows of the pool of this name before may have waited for this
                 self._queue.add(Key(PERIODIC, key.namespace))

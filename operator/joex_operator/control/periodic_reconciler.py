@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 from joex.core.periodic import NewPeriodicTask
@@ -87,6 +88,7 @@ class PeriodicReconciler:
 
         Raises:
             FleetError: a status could not be stored. All else is done.
+            JoexError: another transaction holds a row, perhaps one that was left. All else is done.
         """
         desired = [desired_row(manifest, pools) async for manifest in _in_turn(manifests)]
         urls = {name: url for name, url in databases.items() if isinstance(url, str)}
@@ -108,7 +110,10 @@ class PeriodicReconciler:
         at = dict(zip(here, answers, strict=True))
         found: dict[str, _Answer] = {**problems, **{name: at[url] for name, url in urls.items()}}
         await self._store_statuses(desired, found)
-        if not desired and not any(isinstance(at[url], DatabaseProblem) for url in urls.values()):
+        locked = any(_LOCKED in some.values() for some in answers if not isinstance(some, DatabaseProblem))
+        if locked and left:
+            raise JoexError(_LOCKED.message)
+        if not desired and not locked and not any(isinstance(at[url], DatabaseProblem) for url in urls.values()):
             return None
         rows = [
             row
@@ -183,9 +188,9 @@ async def _change(connection: Connection, todo: Mapping[str, RowChanges]) -> dic
                 refused[row.id] = _LOCKED
         for key in some.disable:
             await store.enable(connection, key, name, enabled=False, waits=False)
-    for gone in leaving.values():
-        for key, name in gone:
-            await store.remove(connection, key, name, waits=False)
+    for key, name in chain.from_iterable(leaving.values()):
+        if await store.remove(connection, key, name, waits=False) == "locked":
+            refused[key.id] = _LOCKED
     return refused
 
 
