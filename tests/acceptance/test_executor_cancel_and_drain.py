@@ -340,33 +340,36 @@ async def test_a_job_that_is_cancelled_as_it_fails_is_not_tried_again(client: An
 
 
 async def test_a_drain_finishes_what_runs_takes_nothing_more_and_leaves(
-    client: AnyClient, database_url: str, connection: asyncpg.Connection
+    client: AnyClient, connection: asyncpg.Connection, database_url: str
 ) -> None:
     app = joex.App()
-    may_end = asyncio.Event()
+    may_end = [asyncio.Event(), asyncio.Event()]
 
     @app.task("task")
-    async def task(ctx: joex.Context) -> str:
-        await may_end.wait()
+    async def task(ctx: joex.Context, nr: int) -> str:
+        await may_end[nr].wait()
         return "done"
 
+    # (All slots are in use when it is asked to drain: a take that is under way then may still find a job.)
     async with executor_inside(app, database_url, pool_size=2) as inside:
-        running = await client.submit("task")
-        await inside.log.wait_for(RunStarted)
-        # (A take that is under way when the executor is asked to drain may still find a job.)
-        asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor WHERE id = $1"
-        await eventually(lambda: connection.fetchval(asleep, inside.executor.id), why="it has found no other job")
+        running = [await client.submit("task", {"nr": nr}) for nr in (0, 1)]
+        await inside.log.wait_for(RunStarted, count=2)
         inside.executor.drain()
-        await eventually(lambda: not inside.executor.ready)
-        waiting = await client.submit("task")
+        assert not inside.executor.ready
+        waiting = await client.submit("task", {"nr": 1})
+        may_end[0].set()
+        await inside.ended(running[0])
         inside.executor.wake()
-        may_end.set()
+        for _ in range(50):  # meanwhile, an executor that still takes jobs would take it
+            assert (await client.get(waiting)).state == "waiting"
+        may_end[1].set()
         await inside.work
-    job = await client.get(running)
-    assert (job.state, job.result, job.attempt) == ("success", "done", 1)
+    for job_id in running:
+        job = await client.get(job_id)
+        assert (job.state, job.result, job.attempt) == ("success", "done", 1)
     job = await client.get(waiting)
     assert (job.state, job.attempt, job.losses) == ("waiting", 0, 0)
-    assert inside.log.of(Draining)[0].runs == 1
+    assert inside.log.of(Draining)[0].runs == 2
     assert (
         await connection.fetchval("SELECT ending FROM joex_private.executor WHERE id = $1", inside.executor.id)
         == "left"
