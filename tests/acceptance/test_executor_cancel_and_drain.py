@@ -360,7 +360,7 @@ async def test_a_drain_finishes_what_runs_takes_nothing_more_and_leaves(
         may_end[0].set()
         await inside.ended(running[0])
         inside.executor.wake()
-        for _ in range(50):  # meanwhile, an executor that still takes jobs would take it
+        for _ in range(300):  # meanwhile, an executor that still takes jobs would take it
             assert (await client.get(waiting)).state == "waiting"
         may_end[1].set()
         await inside.work
