@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,8 +16,13 @@ from typing import Any
 import asyncpg
 import psutil
 import pytest
+from pydantic import TypeAdapter
+from typer.testing import CliRunner
 
+from examples.demo import app, story
 from examples.demo.orders import make_orders
+from examples.demo.summary import Summary
+from tests.support.pages import DOCS, console, is_as_shown
 from tests.support.postgres import TestServer
 from tests.support.waiting import PATIENCE, eventually
 
@@ -50,10 +56,10 @@ def test_the_library_has_every_file_unless_fewer_are_asked_for(tmp_path):
 
 
 @pytest.mark.heavy
-def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, folder):
-    done = subprocess.run(
-        [*DEMO, "--files", "150", "--json"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, folder, monkeypatch):
+    make = ("make", "--dry-run", "demo", "ARGS=--files 150 --json")
+    command = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    done = subprocess.run(shlex.split(command), cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     tenants = {tenant["name"]: tenant for tenant in summary["tenants"]}
@@ -85,6 +91,15 @@ def test_nothing_is_lost_and_small_tenants_wait_less_than_in_line(environment, f
     ):
         assert re.search(f"joex up: {event}", done.stderr), done.stderr
     assert not list((folder / "tmp").glob("joex*"))
+
+    # Without --json, the same results are told as the tour shows them.
+    async def played(*_: object, **__: object) -> Summary:
+        return TypeAdapter(Summary).validate_python(summary)
+
+    monkeypatch.setattr(story, "play", played)
+    [shown] = [step.shown for step in console(DOCS / "learn" / "first-job.md") if step.text == "make demo\n"]
+    told = CliRunner().invoke(app, ["--database-url", "postgresql://localhost/"])
+    assert is_as_shown(told.output, shown or ""), told
 
 
 async def test_what_a_killed_demo_leaves_is_cleaned_by_the_next_one_and_ctrl_c_cleans_at_once(

@@ -64,18 +64,6 @@ async def test_a_workload_on_a_pool_is_told_in_tables(joex):
     assert re.search(r"^documents +[\d.]+ +\d+ +4 .* [\d.]+%? +[\d.]+ +\d+\.\d\d$", out, re.MULTILINE), out
 
 
-async def test_the_page_shows_what_the_example_really_gives():
-    """All figures are equal, because the same seed gives the same result."""
-    page = (ROOT / "docs" / "how-to" / "simulation.md").read_text()
-    joex, shown = (
-        Joex(ROOT, None),
-        re.findall(r"^\$ joex (simulate examples.*)\n((?:.+\n|\n)*?)```", page, re.MULTILINE),
-    )
-    assert len(shown) == 3
-    for command, expected in shown:
-        assert await simulated(joex, *command.split()) == expected.strip()
-
-
 async def test_as_json_it_says_everything_and_the_same_each_time(joex):
     command = ("simulate", "load.yaml", "-f", str(POOL), "--json")
     first, second, other = await asyncio.gather(

@@ -12,6 +12,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -221,18 +222,24 @@ async def test_a_url_comes_from_a_file_and_no_process_has_it_as_an_argument(up, 
     assert await effects.all_finished([job]) == {"success": 1}
 
 
-async def test_a_pool_grows_from_zero_to_its_most_and_back(up, client, effects, database):
+async def test_a_pool_grows_from_zero_to_its_most_and_back_and_a_busy_executor_leaves_last(
+    up, client, effects, database
+):
     await up.write(pool()).start()
     assert up.executors() == []
 
-    jobs = await hold(client, *["go"] * 5)
+    jobs = await hold(client, "long", *["short"] * 4)
     for_three = [await effects.begun(job) for job in jobs[:3]]
     assert len({run["pid"] for run in for_three}) == 3
     assert set(await living(database)) == {"here/docs-0", "here/docs-1", "here/docs-2"}
     assert {executor.pid for executor in up.executors()} == {run["pid"] for run in for_three}
 
-    await effects.flag("go")
-    assert await effects.all_finished(jobs) == {"success": 5}
+    await effects.flag("short")
+    assert await effects.all_finished(jobs[1:]) == {"success": 4}
+    busy = [for_three[0]["pid"]]
+    await eventually(lambda: [e.pid for e in up.executors()] == busy, why=f"the idle ones leave: {up}")
+    await effects.flag("long")
+    assert await effects.all_finished(jobs[:1]) == {"success": 1}
     await eventually(lambda: not up.executors(), why=f"the pool is at zero again: {up}")
     assert await living(database) == {}
     assert await database.fetchval("SELECT max(attempt) FROM joex_private.job") == 1
@@ -251,19 +258,6 @@ async def test_a_pool_grows_from_zero_to_its_most_and_back(up, client, effects, 
     largest = next(step for step in steps() if step["target"] == 3)
     assert (largest["before"], largest["wanted"], largest["capped_by"]) == (0, 5, "maxReplicas")
     assert largest["why"] == "5 jobs wait or run, 1 slot each: 5 executors; the maximum is 3"
-
-
-async def test_an_idle_executor_leaves_and_a_busy_one_stays(up, client, effects, database):
-    await up.write(pool()).start()
-    short, long = await hold(client, "short", "long")
-    first, second = await effects.begun(short), await effects.begun(long)
-    assert first["pid"] != second["pid"]
-
-    await effects.flag("short")
-    await eventually(lambda: [e.pid for e in up.executors()] == [second["pid"]], why=f"the idle one leaves: {up}")
-    await effects.flag("long")
-    assert await effects.all_finished([short, long]) == {"success": 2}
-    assert len(await effects.of(long)) == 1
 
 
 async def test_sigterm_lets_all_executors_finish_what_they_run(up, client, effects):
@@ -325,34 +319,38 @@ async def test_an_executor_that_crashes_again_and_again_has_another_one_beside_i
     assert await effects.all_finished([other]) == {"success": 1}
 
 
-@pytest.mark.parametrize("how", ["stop", "kill", "pause"])
-async def test_an_outage_of_the_database_changes_no_pool(up, client, effects, database, postgres, how):  # noqa: PLR0917 - fixtures
-    """It lasts for longer than the leases. Two of three executors are idle, and stay because of the window alone."""
+async def test_an_outage_of_the_database_changes_no_pool(up, client, effects, database, postgres):
+    """Each lasts for longer than the leases. Two of three executors are idle, and stay because of the window alone."""
     behavior = {"scaleDown": {"stabilizationWindowSeconds": 3600}}
     await up.write(pool(lease=f"{SHORT}s", scaling={"maxReplicas": 4, "behavior": behavior})).start()
-    jobs = await hold(client, "first", "second", "go")
+    jobs = await hold(client, "go", "go", "go")
     runs = [await effects.begun(job) for job in jobs]
-    for flag in ("first", "second"):
-        await effects.flag(flag)
-    assert await effects.all_finished(jobs[:2]) == {"success": 2}
     before, processes = await living(database), {executor.pid for executor in up.executors()}
     assert set(before.values()) == processes == {run["pid"] for run in runs}
-
-    seen = len(up.events)
-    async with outage(postgres, how):
-        await up.told("Unreachable", after=seen)
-        await eventually(lambda: "\n".join(up.log).count("taking no jobs") >= 3, why=f"leases are over: {up}")
-    await up.told("Connected", after=seen)
-    more = await hold(client, "go", "go")
-    assert {(await effects.begun(job))["pid"] for job in [jobs[2], *more]} == processes, "each is at work again"
     await effects.flag("go")
-    assert await effects.all_finished([jobs[2], *more]) == {"success": 3}
-    assert await living(database) == before
-    assert {executor.pid for executor in up.executors()} == processes
-    assert await database.fetchval("SELECT count(*) FROM joex_private.executor") == 3
-    said = {event["reason"] for event in up.events[seen:]}
-    unknown, known = {"DatabaseUnreachable", "DemandUnknown", "Unreachable"}, {"Ready", "ByDemand", "Connected"}
-    assert said == unknown | known
+    assert await effects.all_finished(jobs) == {"success": 3}
+
+    def leases_are_over(since: int) -> bool:
+        return "\n".join(up.log[since:]).count("taking no jobs") >= 3
+
+    for how in ("stop", "kill", "pause"):
+        [running] = await hold(client, how)
+        await effects.begun(running)
+        seen, logged = len(up.events), len(up.log)
+        async with outage(postgres, how):
+            await up.told("Unreachable", after=seen)
+            await eventually(partial(leases_are_over, logged), why=f"leases are over: {up}")
+        await up.told("Connected", after=seen)
+        more = await hold(client, how, how)
+        assert {(await effects.begun(job))["pid"] for job in [running, *more]} == processes, "each is at work again"
+        await effects.flag(how)
+        assert await effects.all_finished([running, *more]) == {"success": 3}
+        assert await living(database) == before
+        assert {executor.pid for executor in up.executors()} == processes
+        assert await database.fetchval("SELECT count(*) FROM joex_private.executor") == 3
+        said = {event["reason"] for event in up.events[seen:]}
+        unknown, known = {"DatabaseUnreachable", "DemandUnknown", "Unreachable"}, {"Ready", "ByDemand", "Connected"}
+        assert said == unknown | known
 
 
 async def test_kill_9_of_joex_up_leaves_no_process_and_loses_nothing(up, client, effects, tmp_path, environment):
