@@ -16,7 +16,7 @@ SOURCES := $(wildcard executor/joex operator/joex_operator tests benchmarks exam
 # More arguments for what a target runs: make test ARGS="-k fairness -x"
 ARGS ?=
 
-.PHONY: help setup demo docs test test-lowest test-kind test-node soak chaos $(TIERS:%=test-%) check check-generated format bench bench-docs lock build clean FORCE
+.PHONY: help setup demo docs test test-lowest test-kind test-node soak chaos $(TIERS:%=test-%) check check-code check-generated check-types check-types-win32 format bench bench-docs lock build clean FORCE
 
 help: ## print the targets
 	@echo "Targets (demo, docs, test, chaos, bench and lock pass ARGS=\"...\" on to the program that they run):"
@@ -102,13 +102,20 @@ chaos: setup ## break Joex at random for ten minutes, and hold it to its guarant
 $(TIERS:%=test-%): test-%: setup
 	$(BIN)/python -m pytest -p no:cacheprovider --durations=10 -m $* $(ARGS)
 
-check: setup check-generated docs ## format, lint, types, import contracts, dependencies, generated files, docs
+# .ci/run runs two of these side by side. mypy takes the longest, so it begins early.
+check: check-code check-types docs check-types-win32 check-generated ## format, lint, types, import contracts, dependencies, generated files, docs
+
+check-code: setup
 	$(BIN)/ruff format --check --quiet --diff
 	$(BIN)/ruff check
-	$(BIN)/mypy $(SOURCES)
-	$(BIN)/mypy --platform win32 --no-warn-unreachable --cache-dir .mypy_cache/win32 executor/joex
 	$(BIN)/lint-imports --no-logo
 	$(PIP) check
+
+check-types: setup
+	$(BIN)/mypy $(SOURCES)
+
+check-types-win32: setup
+	$(BIN)/mypy --platform win32 --no-warn-unreachable --cache-dir .mypy_cache/win32 executor/joex
 
 # A generated file has a module scripts/generate_NAME.py, whose --check fails if the file is stale.
 check-generated: setup ## compare the generated files with their sources
