@@ -618,6 +618,41 @@ async def test_acts_of_one_user_neither_hide_those_of_another_nor_are_without_nu
         await eventually(partial(_says, console, where, "Stopped."), why="it ends")
 
 
+async def test_acts_on_many_jobs_of_three_users_leave_connections_to_the_others(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+) -> None:
+    await client.submit("a", group="g")
+    console = browse("10.0.0.9")
+    users = [HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"} for _ in range(3)]
+    held_up = "SELECT count(*) >= 3 FROM pg_locks WHERE NOT granted"
+    began = []
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+        for user in users:
+            for _ in range(MOST_RUNNING):  # together more than the connections of the client
+                answer = await console.post("/all?act=cancel", data={"number": 1}, headers=user)
+                began.append((user, answer.headers["location"]))
+        await eventually(lambda: connection.fetchval(held_up), why="each user has a turn")
+        await asyncio.wait_for(client.submit("b", group="acme"), PATIENCE)
+    for user, where in began:
+        await eventually(partial(_is_done, console, where, user), why="it ends")
+
+
+async def test_acts_of_one_user_on_a_job_leave_connections_to_the_others(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+) -> None:
+    job_id, console = await client.submit("a", group="g"), browse("10.0.0.9")
+    user = HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+    held_up = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+        # (They are twice the connections of the client.)
+        acts = [asyncio.create_task(console.post(f"/jobs/{job_id}/high", headers=user)) for _ in range(20)]
+        await eventually(lambda: connection.fetchval(held_up), why="one waits for the job")
+        await asyncio.wait_for(client.submit("b", group="acme"), PATIENCE)
+    assert {(await one).status_code for one in acts} == {303}
+
+
 async def _is(connection: asyncpg.Connection, sql: str, wanted: int) -> bool:
     return bool(await connection.fetchval(sql) == wanted)
 

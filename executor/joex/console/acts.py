@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,6 +19,7 @@ from joex.client.client import Client
 from joex.core.job import State
 from joex.errors import DatabaseUnavailable, JoexError
 from joex.http.caller import Caller, acting
+from joex.http.route import Turns
 from joex.store import audit, jobs, keyed
 from joex.store.errors import translated
 from joex.store.jobs import Job
@@ -33,6 +35,8 @@ _PAGE = 200
 _PAUSE = 1.0
 MOST_RUNNING = 4
 """Acts of a user that go on at the same time."""
+MOST_ACTING = 4
+"""Users who act at a time: a job that another transaction holds keeps an act, and its connection, waiting."""
 _MOST_KEPT = 100
 """Acts of a user that have ended."""
 
@@ -131,6 +135,13 @@ class BulkActs:
         self._on_end = on_end
         self._known: dict[UUID, BulkAct] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns, self._all = Turns(), asyncio.Semaphore(MOST_ACTING)
+
+    @asynccontextmanager
+    async def turn(self, caller: Caller) -> AsyncIterator[None]:
+        """Held while this user changes something: one thing of a user at a time."""
+        async with self._turns.of(caller.name, 1), self._all:
+            yield
 
     def find(self, act_id: UUID, caller: Caller) -> BulkAct | None:
         """An act by its id, for the user who has begun it."""
@@ -185,12 +196,13 @@ class BulkActs:
         wanted = replace(wanted, states=states)
         while not bulk.is_over:
             try:
-                async with self._client.using() as connection:
+                async with self.turn(caller), self._client.using() as connection:
                     page = await search_jobs(connection, wanted, cursor, _PAGE)
                 for job in page.jobs:
-                    bulk.is_stopped = bulk.is_stopped or not await still_valid()
-                    if act.can(job) and bulk.changed < bulk.expected and not bulk.is_stopped:
-                        await self._do(act, bulk, job.id, caller)
+                    async with self.turn(caller):
+                        bulk.is_stopped = bulk.is_stopped or not await still_valid()
+                        if act.can(job) and bulk.changed < bulk.expected and not bulk.is_stopped:
+                            await self._do(act, bulk, job.id, caller)
                 cursor = page.next
                 if cursor is None or bulk.changed >= bulk.expected or bulk.is_stopped:
                     await self._end(act_id, bulk, caller)

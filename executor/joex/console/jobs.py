@@ -21,7 +21,7 @@ from joex.console.calls import Text, TheCaller, TheConsole, TheForm, needs, not_
 from joex.core.access import Scope
 from joex.core.duration import span
 from joex.core.job import State
-from joex.http.caller import acting, still_valid
+from joex.http.caller import still_valid
 from joex.http.visible import visible_reasons
 from joex.store import jobs, stats
 from joex.store.job_logs import Attempt, attempts, latest_log
@@ -168,13 +168,11 @@ def _life(job: Job, runs: Sequence[Attempt]) -> list[Moment]:
 
 
 @routes.post("/jobs/{job_id}/{act}", dependencies=[needs(Scope.OPERATE)])
-async def act_on_job(
-    console: TheConsole, caller: TheCaller, request: Request, job_id: JobId, act: str, _: TheForm
-) -> Response:
+async def act_on_job(console: TheConsole, request: Request, job_id: JobId, act: str, _: TheForm) -> Response:
     """Cancel a job, run it again, change its priority, or delete it."""
     if act not in ACTS:
         not_found("There is no such act.")
-    async with acting(console.client, caller) as connection:
+    async with console.acting(request) as connection:
         done = await ACTS[act].do(connection, job_id)
     console.snapshots.expire()
     path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _query(request, cursor=True)

@@ -11,7 +11,7 @@ from joex.client.periodic import TimerCheck, check_timer
 from joex.console.calls import Console, TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
 from joex.errors import InvalidJob
-from joex.http.caller import Caller, acting
+from joex.http.caller import Caller
 from joex.store import stats
 from joex.store.bounded import NOTHING
 from joex.store.periodic import TaskKey, find, page_of_tasks
@@ -77,7 +77,7 @@ async def act_on_task(  # noqa: PLR0917 - the form, and the page that it is on
         not_found("There is no such act.")
     name = await _named(console, caller, task_id, form.get("queue"), form.get("group"))
     tasks = console.client.periodic
-    async with acting(console.client, caller) as connection:
+    async with console.acting(request) as connection:
         if act == "run":
             ran = await tasks.run_now(name.id, queue=name.queue, group=name.group, connection=connection)
             answer, job = str(ran.answer), ran.job

@@ -18,7 +18,7 @@ from joex.console.snapshot import Snapshot
 from joex.console.standings import Group, Queue, Standing
 from joex.console.views import plural
 from joex.core.access import Scope
-from joex.http.caller import Caller, acting
+from joex.http.caller import Caller
 from joex.http.visible import WhyNot, visible_reasons
 from joex.store import jobs
 from joex.store.bounded import NOTHING
@@ -108,7 +108,7 @@ async def set_queue(  # noqa: PLR0917 - the form, and the page that it is on
         refuse(f"A pause concerns other groups too, and {caller.name} is bound to groups.")
     if not caller.bounds.holds(named, ""):
         not_found(f"There is no queue {named!r}.")
-    async with acting(console.client, caller) as connection:
+    async with console.acting(request) as connection:
         await console.client.queues.set(named, paused=paused, connection=connection)
     console.snapshots.expire()
     return to(request, "/", queue=queue, page=page)
@@ -196,7 +196,7 @@ async def set_group(console: TheConsole, caller: TheCaller, request: Request, fo
     if caller.groups is not None and (wish.weight is not None or wish.max_running is not None):
         refuse(f"A weight or a limit concerns other groups too, and {caller.name} is bound to groups.")
     if wish.is_any:
-        async with acting(console.client, caller) as connection:
+        async with console.acting(request) as connection:
             await console.client.groups.set(
                 group, queue=queue, weight=wish.weight, paused=wish.paused, max_running=wish.max_running,
                 connection=connection,
