@@ -27,7 +27,7 @@ from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
 from joex.console.snapshot import OVERDUE, SHORTEST_PAUSE, Snapshots
-from joex.console.standings import Standing, queues_of
+from joex.console.standings import Queue, Standing, queues_of
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import DatabaseUnavailable, InvalidJob
@@ -335,6 +335,25 @@ async def test_the_console_serves_its_callers_while_it_judges_the_groups_of_a_sn
     monkeypatch.setattr("joex.console.snapshot.queues_of", judge_slowly)
     await Snapshots(client).get()
     assert others_ran == [True]
+
+
+async def test_nor_do_others_wait_while_it_finds_once_what_those_with_some_bounds_see(
+    client: Client, monkeypatch: Any
+) -> None:
+    await client.submit("a", group="acme")
+    may_end = threading.Event()
+    others_ran: list[bool] = []
+
+    def look_slowly(queue: Queue, bounds: Bounds) -> Queue | None:
+        loop.call_soon_threadsafe(may_end.set)
+        others_ran.append(may_end.wait(PATIENCE))
+        return within(queue, bounds)
+
+    within, loop = Queue.within, asyncio.get_running_loop()
+    monkeypatch.setattr(Queue, "within", look_slowly)
+    snapshot = await Snapshots(client).get()
+    seen = await asyncio.gather(*(snapshot.within(Bounds(groups=("acme",))) for _ in range(3)))
+    assert (list(seen[0].queues), others_ran) == (["default"], [True])
 
 
 async def test_pages_that_read_much_ask_less_often_until_they_read_less(client: Client) -> None:
@@ -799,12 +818,12 @@ async def test_the_numbers_are_those_of_the_views(client: Client, connection: as
     assert sum(snapshot.ended.values()) == sum(
         (await stats.finished_between(connection, snapshot.at.replace(year=2020), snapshot.at)).values()
     )
-    bound = snapshot.within(Bounds(groups=("acme",)))
+    bound = await snapshot.within(Bounds(groups=("acme",)))
     [group] = bound.queues["default"].groups
     assert (group.stats.group, group.turn, group.share, bound.executors) == ("acme", None, None, ())
     assert not bound.ended
-    assert snapshot.within(EVERYTHING) is snapshot
-    assert not snapshot.within(Bounds(queues=("other",))).queues
+    assert await snapshot.within(EVERYTHING) is snapshot
+    assert not (await snapshot.within(Bounds(queues=("other",)))).queues
 
 
 async def test_the_group_whose_turn_it_is_is_the_one_that_the_next_take_serves(
