@@ -127,10 +127,10 @@ class BulkActs:
 
     Args:
         client: changes the jobs.
-        on_end: called when an act has ended.
+        on_end: called with the name of its user when an act has ended.
     """
 
-    def __init__(self, client: Client, on_end: Callable[[], None]) -> None:
+    def __init__(self, client: Client, on_end: Callable[[str], None]) -> None:
         self._client = client
         self._on_end = on_end
         self._known: dict[UUID, BulkAct] = {}
@@ -231,5 +231,5 @@ class BulkActs:
             async with acting(self._client, caller) as connection:
                 await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)
         bulk.is_over = True
-        self._on_end()
+        self._on_end(caller.name)
         _log.info("%s: %s all: %d jobs changed, %d skipped", caller.name, bulk.act, bulk.changed, bulk.skipped)

@@ -52,7 +52,7 @@ class Console:
 
     async def snapshot(self, caller: Caller) -> Snapshot:
         """What this caller sees of the latest snapshot."""
-        return await (await self.snapshots.get()).within(caller.bounds)
+        return await (await self.snapshots.get(caller.name)).within(caller.bounds)
 
     @asynccontextmanager
     async def acting(self, request: Request) -> AsyncIterator[Connection]:

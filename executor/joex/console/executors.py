@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from joex.console.calls import TheConsole, TheForm, needs, not_found, to
+from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
 from joex.store import executors, stats
 
@@ -31,7 +31,9 @@ async def list_executors(
 
 
 @routes.post("/executors/drain", dependencies=[needs(Scope.OPERATE, whole_system=True)])
-async def drain(console: TheConsole, request: Request, form: TheForm, ended: Annotated[str, Query()] = "") -> Response:
+async def drain(
+    console: TheConsole, caller: TheCaller, request: Request, form: TheForm, ended: Annotated[str, Query()] = ""
+) -> Response:
     """Ask an executor to take no more jobs, and to exit when its runs have ended."""
     app_id = form.get("app_id", "")
     if not app_id:  # (Of the function in SQL, no app-id means all executors.)
@@ -40,5 +42,5 @@ async def drain(console: TheConsole, request: Request, form: TheForm, ended: Ann
         asked = await executors.drain(connection, app_id)
     if not asked:
         not_found(f"No executor {app_id!r} is alive.")
-    console.snapshots.expire()
+    console.snapshots.expire(caller.name)
     return to(request, "/executors", ended=ended, done="draining")

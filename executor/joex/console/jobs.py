@@ -168,13 +168,15 @@ def _life(job: Job, runs: Sequence[Attempt]) -> list[Moment]:
 
 
 @routes.post("/jobs/{job_id}/{act}", dependencies=[needs(Scope.OPERATE)])
-async def act_on_job(console: TheConsole, request: Request, job_id: JobId, act: str, _: TheForm) -> Response:
+async def act_on_job(
+    console: TheConsole, caller: TheCaller, request: Request, job_id: JobId, act: str, _: TheForm
+) -> Response:
     """Cancel a job, run it again, change its priority, or delete it."""
     if act not in ACTS:
         not_found("There is no such act.")
     async with console.acting(request) as connection:
         done = await ACTS[act].do(connection, job_id)
-    console.snapshots.expire()
+    console.snapshots.expire(caller.name)
     path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _query(request, cursor=True)
     return to(request, f"{path}?{back}{'&' if back else ''}{urlencode({'done': done})}")
 

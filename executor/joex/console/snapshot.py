@@ -30,6 +30,8 @@ SHORTEST_PAUSE = 2.0
 """Seconds from the end of a reading to the beginning of the next one, at least."""
 SHARE = 0.01
 """The part of the time that the server reads, at most."""
+SHARE_AFTER_ACTS = 0.2
+"""The same while users change something: each of them sees what it has changed, and waits for that if need be."""
 PATIENCE = 0.2
 """Seconds for which a viewer waits for a new snapshot; one that takes longer is for the next viewers."""
 OVERDUE = 10.0
@@ -89,25 +91,33 @@ class Snapshots:
         self._reading: asyncio.Task[None] | None = None
         self._current: Snapshot | None = None
         self._next_at = self._begun = self._cost = 0.0
+        self._may_read_at = 0.0
         self._changes = self._seen = 0
+        self._changes_of: dict[str, int] = {}  # the last one of each caller that no snapshot has
         self._places: dict[str, int] = {}
         self._trouble: Exception | None = None
 
-    async def get(self) -> Snapshot:
+    async def get(self, caller: str = "") -> Snapshot:
         """The latest snapshot. While the database is away, it is the last one that could be read.
+
+        Args:
+            caller: the name of the user who sees it: it has what this user has changed.
 
         Raises:
             DatabaseUnavailable, ConfigError: none could be read yet.
         """
-        changes = self._changes
+        changes = self._changes_of.get(caller, 0)
         while self._current is None or self._seen < changes:
+            if not self._is_reading and (pause := self._may_read_at - self._clock()) > 0:
+                await asyncio.sleep(pause)
+                continue
             await asyncio.shield(self._read_again())
             if self._trouble is not None:
                 break
         if self._current is None:
             assert self._trouble is not None  # noqa: S101 - there is one or the other
             raise self._trouble
-        if self._clock() >= self._next_at:
+        if self._clock() >= (self._next_at if self._seen == self._changes else self._may_read_at):
             await asyncio.wait({self._read_again()}, timeout=PATIENCE)
         return self._current
 
@@ -116,18 +126,22 @@ class Snapshots:
         """Why the latest snapshot is older than it should be; None: it is not."""
         if self._trouble is not None:
             return "The database is away"
-        is_reading = self._reading is not None and not self._reading.done()
-        if is_reading and self._clock() - self._begun >= max(OVERDUE, 3 * self._cost):
+        if self._is_reading and self._clock() - self._begun >= max(OVERDUE, 3 * self._cost):
             return "The database has not answered for a while"
         return None
 
-    def expire(self) -> None:
-        """From now on, viewers see a snapshot that is younger than this: something was changed."""
+    def expire(self, caller: str) -> None:
+        """From now on, this user sees a snapshot that is younger than this: the user has changed something."""
         self._changes += 1
+        self._changes_of[caller] = self._changes
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._reading is not None and not self._reading.done()
 
     def _read_again(self) -> asyncio.Task[None]:
         """The reading that is under way, or a new one."""
-        if self._reading is None or self._reading.done():
+        if self._reading is None or not self._is_reading:
             self._reading = asyncio.create_task(self._read_now(), name="joex console snapshot")
             self._reading.add_done_callback(_retrieve)
         return self._reading
@@ -138,6 +152,8 @@ class Snapshots:
             async with self._client.using() as connection:
                 self._current, self._trouble = await self._read(connection), None
             self._seen = changes
+            self._changes_of = {one: change for one, change in self._changes_of.items() if change > changes}
+            self._may_read_at = self._begun + self._cost / SHARE_AFTER_ACTS
         except (DatabaseUnavailable, ConfigError) as error:
             self._trouble, self._cost = error, self._clock() - self._begun
         self._next_at = self._begun + max(SHORTEST_PAUSE, self._cost / SHARE)
