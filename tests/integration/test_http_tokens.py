@@ -2,8 +2,9 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -673,6 +674,26 @@ async def test_lists_of_one_tenant_leave_connections_to_the_others(
         assert (await asyncio.wait_for(owner.get("/api/v1/pools"), PATIENCE)).status_code == 200
         await lock.rollback()
         assert {(await one).status_code for one in reading} == {200}
+
+
+async def test_lists_that_wait_for_their_turn_leave_places_to_the_calls_of_others(
+    application, http_as, owner, another_connection
+):
+    lock = (locking := await another_connection()).transaction()
+    await lock.start()
+    await locking.execute("LOCK TABLE joex_private.job")
+    async with AsyncExitStack() as tenants:
+        reading = []
+        for _ in range(4):
+            tenant = await tenants.enter_async_context(http_as("view", groups=["acme"]))
+            reading += [asyncio.create_task(tenant.get("/api/v1/jobs")) for _ in range(route.MOST_OF_TENANT)]
+        refused = 4 * (route.MOST_OF_TENANT - route.MOST_LISTS)
+        await eventually(
+            lambda: sum(one.done() for one in reading) >= refused, why="no tenant keeps more than its part"
+        )
+        assert (await asyncio.wait_for(owner.get("/api/v1/pools"), PATIENCE)).status_code == 200
+        await lock.rollback()
+        assert Counter([(await one).status_code for one in reading]) == {200: 4 * route.MOST_LISTS, 503: refused}
 
 
 async def test_a_bound_token_has_the_same_read_for_a_keyed_job_of_another_as_for_none(http_as, client):

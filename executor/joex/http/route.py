@@ -41,6 +41,8 @@ MOST_LARGE = 4
 """Large bodies of a caller at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
 MOST_REPORTS = 2
 """Lists and reports that read at a time, so that other calls find a connection."""
+MOST_LISTS = 50
+"""Lists and reports of a caller, with those that wait for their turn: each has a place that other calls need."""
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
 _LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
@@ -181,17 +183,22 @@ class Reports:
 
     def __init__(self) -> None:
         self._turns, self._all = Turns(), asyncio.Semaphore(MOST_REPORTS)
+        self._of: Counter[str] = Counter()
 
     @asynccontextmanager
     async def turn(self, request: Request) -> AsyncIterator[None]:
         """While the report of this request is read.
 
         Raises:
-            HTTPException: 401: the token was revoked meanwhile.
+            HTTPException: 401: the token was revoked meanwhile. 503: too many of this caller wait.
         """
-        async with self._turns.of((await caller_of(request)).name, MOST_REPORTS), self._all:
-            await refuse_if_revoked(request)
-            yield
+        name = (await caller_of(request)).name
+        if self._of[name] >= MOST_LISTS:
+            _refuse(f"{MOST_LISTS} of your lists wait for their turn: try again")
+        with _counted(self._of, name):
+            async with self._turns.of(name, MOST_REPORTS), self._all:
+                await refuse_if_revoked(request)
+                yield
 
 
 class _Request(Request):
