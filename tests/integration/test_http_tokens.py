@@ -17,7 +17,7 @@ from fastapi import APIRouter
 from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.access import Scope
-from joex.core.job import RunningJob
+from joex.core.job import NewJob, RunningJob
 from joex.http import route, visible
 from joex.http.api import check_route, create_api
 from joex.http.auth import PUBLIC
@@ -656,6 +656,27 @@ async def test_the_calls_of_one_tenant_leave_places_to_the_others(http_as, owner
         await client.submit("t", queue="mails")
         assert (await waits).status_code == 200
         assert (await tenant.get("/api/v1/jobs")).status_code == 200
+
+
+async def test_workers_of_one_token_that_wait_leave_places_to_those_of_others(
+    application, http_as, client, monkeypatch
+):
+    monkeypatch.setattr(route, "MOST_WAITING", 3)
+    full = "3 calls wait for a job: try again"
+    async with http_as("work", queues=["mails"]) as many, http_as("work", queues=["prints"]) as few:
+        waiting: list[asyncio.Task[httpx.Response]] = []
+        for _ in range(3):
+            waiting.append(asyncio.create_task(many.post("/api/v1/accept", json={"type": "mails", "wait": "60s"})))
+            await eventually(lambda: len(application.state.calls._waiting) == len(waiting), why="it waits")
+        few_waits = asyncio.create_task(few.post("/api/v1/accept", json={"type": "prints", "wait": "60s"}))
+        assert (await asyncio.wait_for(waiting.pop(0), PATIENCE)).status_code == 204  # the first one, a minute early
+        for other, type_ in ((many, "mails"), (few, "prints")):  # two and one: both would have more than the other
+            answer = await other.post("/api/v1/accept", json={"type": type_, "wait": "60s"})
+            assert (answer.status_code, answer.json()["detail"]) == (503, full)
+        await client.submit("t", queue="prints")
+        assert (await few_waits).status_code == 200
+        await client.submit_many([NewJob("t", {}, "acme", "mails")] * 2)
+        assert [(await one).status_code for one in waiting] == [200, 200]
 
 
 @pytest.mark.parametrize("path", ["jobs", "keyed/list", "keyed/count", "keyed/active", "periodic"])

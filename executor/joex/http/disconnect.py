@@ -11,10 +11,17 @@ from fastapi import Request
 T = TypeVar("T")
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of this work; None if the caller disconnected or the server stops, which cancels the work."""
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T], *until: asyncio.Event) -> T | None:
+    """The result of this work; None if the caller disconnected or the server stops, which cancels the work.
+
+    Args:
+        request: of the caller.
+        work: what it waits for.
+        until: other events that cancel the work.
+    """
     working = asyncio.create_task(work)
-    leaving = [asyncio.create_task(_disconnected(request)), asyncio.create_task(request.app.state.closing.wait())]
+    ends = [one.wait() for one in (request.app.state.closing, *until)]
+    leaving = [asyncio.create_task(one) for one in (_disconnected(request), *ends)]
     try:
         await asyncio.wait([working, *leaving], return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -32,7 +32,7 @@ MOST_REQUESTS = 700
 MOST_OF_TENANT = 200
 """Of them, calls of a token that is bound to groups or queues: one tenant leaves places to the others."""
 MOST_WAITING = 600
-"""Of them, calls that wait for a job: beside as many idle workers, runs can still report."""
+"""Of them, calls that wait for a job: beside as many idle workers, runs can still report. The callers share these."""
 MOST_COMING = 50
 """Calls of a caller whose bodies are on the way: they hold connections, which probes need too."""
 LARGE = 100_000
@@ -106,7 +106,7 @@ class Calls:
     """Counts the calls that are being served."""
 
     def __init__(self) -> None:
-        self._waiting = 0
+        self._waiting: dict[asyncio.Event, str] = {}  # the callers, those that have waited for longest first
         self._served: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()
 
@@ -137,19 +137,26 @@ class Calls:
             yield
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """While one of them waits for a job.
+    def waiting(self, caller: str) -> Iterator[asyncio.Event]:
+        """While one of them waits for a job, at most until this event: a caller with fewer such calls needs the place.
 
         Raises:
-            HTTPException: 503: too many wait.
+            HTTPException: 503: too many wait, and no other caller has more of them than this one.
         """
-        if self._waiting >= MOST_WAITING:
-            _refuse(f"{MOST_WAITING} calls wait for a job: try again")
-        self._waiting += 1
+        if len(self._waiting) >= MOST_WAITING:
+            of = Counter(self._waiting.values())
+            [(other, most)] = of.most_common(1)
+            if most <= of[caller] + 1:
+                _refuse(f"{MOST_WAITING} calls wait for a job: try again")
+            longest = next(one for one, name in self._waiting.items() if name == other)
+            del self._waiting[longest]
+            longest.set()
+        must_end = asyncio.Event()
+        self._waiting[must_end] = caller
         try:
-            yield
+            yield must_end
         finally:
-            self._waiting -= 1
+            self._waiting.pop(must_end, None)
 
 
 @contextmanager

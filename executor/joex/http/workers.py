@@ -84,9 +84,9 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
     job = await jobs.accept(body.type, worker=body.worker, **limit)  # and fail at once if the database is away
     if job is None and body.wait:
         calls: Calls = request.app.state.calls
-        with calls.waiting():
+        with calls.waiting(caller.name) as must_end:
             waiting = jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit)
-            job = await unless_disconnected(request, waiting)
+            job = await unless_disconnected(request, waiting, must_end)
         if job is not None and not await still_valid(request):
             await jobs.give_back(job.type, job.id, _lock_of(job))
             raise HTTPException(status.HTTP_401_UNAUTHORIZED, "the token has expired, or was revoked")
