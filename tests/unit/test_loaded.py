@@ -217,7 +217,7 @@ async def test_the_fork_of_a_killed_command_is_killed(tmp_path: Path) -> None:
         await eventually(lambda: not runs(pid), why="the fork has ended")
 
 
-async def test_all_end_with_the_process_of_the_tests(tmp_path: Path) -> None:
+async def test_all_end_with_the_process_of_the_tests_and_leave_nothing(tmp_path: Path) -> None:
     code = f"""
 import os, signal, sys
 from pathlib import Path
@@ -225,11 +225,12 @@ from tests.support.loaded import Fork, address
 naps = {program(tmp_path, "import time; time.sleep(1000)")!r}
 fork = Fork(naps, [], environment=dict(os.environ), folder=Path("/"), output=2)
 parent = int(Path(f"/proc/{{fork.pid}}/stat").read_text().rpartition(")")[2].split()[1])
-print(fork.pid, parent, flush=True)
+print(fork.pid, parent, address(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: ASYNC221
     assert done.returncode == -9, done.stderr
-    pids = [int(word) for word in done.stdout.split()]
+    *pids, path = done.stdout.split()
     assert len(pids) == 2
-    await eventually(lambda: not any(map(runs, pids)), why="both have ended")
+    await eventually(lambda: not any(runs(int(pid)) for pid in pids), why="both have ended")
+    assert not Path(path).parent.exists()

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -52,7 +51,6 @@ def address() -> str:
     def close() -> None:
         stdin.close()
         process.wait(30)
-        shutil.rmtree(folder)
 
     atexit.register(close)
     with stdout:

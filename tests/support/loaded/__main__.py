@@ -73,7 +73,10 @@ class Request(NamedTuple):
 
 
 def serve(listener: socket.socket) -> Request:
-    """Fork a process for each request. Returns only in these processes; this one exits when standard input ends."""
+    """Fork a process for each request. Returns only in these processes.
+
+    This one removes the socket and its folder, and exits, when standard input ends.
+    """
     children: _Children = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -81,7 +84,10 @@ def serve(listener: socket.socket) -> Request:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is sys.stdin:
-                    sys.exit()
+                    path = Path(listener.getsockname())
+                    path.unlink()  # here, because the tests' process may be killed
+                    path.parent.rmdir()
+                    os._exit(0)
                 if key.fileobj is not listener:
                     _follow(selector, children, key)
                     continue
