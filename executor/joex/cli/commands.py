@@ -7,6 +7,7 @@ are missing. No other package replaces a command of this one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,15 +74,18 @@ class Commands(TyperGroup):
 class _Commands(Mapping[str, "Command"]):
     """The commands by name; whatever asks for one loads it."""
 
-    def __init__(self) -> None:
+    @cached_property
+    def _brought(self) -> Mapping[str, EntryPoint]:
+        # (Only if it is needed: this reads files of all installed packages.)
         found = sorted(entry_points(group="joex.commands"), key=lambda entry: (not _is_ours(entry), entry.name))
-        self._brought: dict[str, EntryPoint] = {}
+        brought: dict[str, EntryPoint] = {}
         for entry in found:
             if entry.name not in _COMMANDS:
-                self._brought.setdefault(entry.name, entry)
+                brought.setdefault(entry.name, entry)
+        return brought
 
     def __getitem__(self, name: str) -> Command:
-        if name in self._brought:
+        if name not in _COMMANDS:
             return _load(self._brought[name])
         place = _COMMANDS[name]
         with needs("cli", f'the command "{name}" needs'):
