@@ -13,6 +13,7 @@ from joex.store import periodic
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.control.controller import PERIODIC, POOL, Controller
 from joex_operator.control.fleet import FleetError, UrlUnknown
+from joex_operator.control.periodic_reconciler import PeriodicReconciler
 from joex_operator.decide.events import Event
 from joex_operator.local.fleet import ProcessFleet
 from tests.support.waiting import eventually
@@ -60,7 +61,7 @@ class Fleet(ProcessFleet):
             self.reads.put_nowait(None)
             await self.may_read.wait()
         if pool.spec.database.secret_name == "unreadable":
-            raise UrlUnknown("SecretNotFound", "there is no such secret")
+            await _unreadable()
         return await super().database_url(pool)
 
     async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
@@ -478,6 +479,29 @@ async def test_a_task_that_is_gone_goes_from_the_database(operator: Operator, co
     await eventually(has_gone)
 
 
+async def test_the_last_task_goes_from_the_database_though_the_secret_of_its_pool_could_not_be_read(
+    operator: Operator, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator.pool()
+    operator.task("nightly", "03:00")
+    await operator.until_ready("nightly")
+    found: asyncio.Queue[Any] = asyncio.Queue()
+    reconcile = PeriodicReconciler.reconcile
+
+    async def noted(*args: Any) -> float | None:
+        after = await reconcile(*args)
+        found.put_nowait(args[4])
+        return after
+
+    monkeypatch.setattr(PeriodicReconciler, "reconcile", noted)
+    with monkeypatch.context() as patched:
+        patched.setattr(Fleet, "database_url", _unreadable)
+        operator.remove(PERIODIC, "nightly")
+        while isinstance((await found.get())["pool"], str):
+            pass
+    await eventually(lambda: _is_empty(connection))
+
+
 async def test_a_status_that_can_not_be_stored_keeps_no_other_from_being_told(operator: Operator) -> None:
     operator.fleet.refuses.add("a")
     operator.pool()
@@ -520,6 +544,10 @@ async def test_a_row_that_a_tenant_holds_keeps_the_operator_from_nothing_else(
         await operator.until_ready("held", "Locked")
     await operator.until_ready("held")
     await eventually(lambda: _timers(connection), why="the rows are as asked")
+
+
+async def _unreadable(*_: Any) -> str:
+    raise UrlUnknown("SecretNotFound", "there is no such secret")
 
 
 async def _timers(connection: asyncpg.Connection) -> bool:

@@ -224,8 +224,6 @@ class Controller:
             return error.problem
         if self._pools.get(key) is pool and self._urls.get(key) != url:  # it may have gone or changed meanwhile
             self._urls[key] = url
-            if self._left.get(key.namespace):  # rows of the pool of this name before may have waited for this
-                self._queue.add(Key(PERIODIC, key.namespace))
             await self._close_unused()
         return url
 

@@ -113,7 +113,7 @@ class PeriodicReconciler:
         locked = any(_LOCKED in some.values() for some in answers if not isinstance(some, DatabaseProblem))
         if locked and left:
             raise JoexError(_LOCKED.message)
-        if not desired and not locked and not any(isinstance(at[url], DatabaseProblem) for url in urls.values()):
+        if not desired and not locked and not any(isinstance(one, DatabaseProblem) for one in found.values()):
             return None
         rows = [
             row
