@@ -45,6 +45,7 @@ _STREAM = 600
 _TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)
 """Seconds between tries to reach the API server. A longer back-off would outlast most outages."""
 _CHECK_CRDS_EVERY = 2.0
+_REFUSED_AGAIN_IN = 10.0
 
 
 class KopfWatches:
@@ -82,7 +83,7 @@ class KopfWatches:
         self._loop = asyncio.get_running_loop()
         self._needs_resync = asyncio.Event()
         self._complete: set[str] = set()
-        self._left_out: dict[str, str] = {}
+        self._left_out: dict[str, tuple[str, str]] = {}
         claims.on_loss, claims.on_deletion = self._abandon, self._remove_all
         self._session = WatchSession(api.client, paths, self._note_list)
 
@@ -92,7 +93,7 @@ class KopfWatches:
 
     def refusal(self) -> str | None:
         """What the API server refuses in one of several namespaces, in one line; None: nothing."""
-        refused = next(iter(self._left_out.values()), None) or self._session.refusal()
+        refused = next((said for _, said in self._left_out.values()), None) or self._session.refusal()
         return None if refused is None else refused + self._mend()
 
     def _mend(self) -> str:
@@ -102,8 +103,19 @@ class KopfWatches:
         )
 
     async def missed(self) -> None:
-        """Wait until a watch may have missed deletions, or objects of an unclaimed namespace, which `resync` finds."""
-        await self._needs_resync.wait()
+        """Wait until a watch may have missed deletions, or objects of an unclaimed namespace, which `resync` finds.
+
+        Or until the API server grants again what it refused to `resync`: no watch tells of that, if none has broken.
+        """
+        while not self._needs_resync.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REFUSED_AGAIN_IN if self._left_out else None):
+                    await self._needs_resync.wait()
+                    break
+            for namespace, (kind, _) in self._left_out.items():
+                with suppress(ApiError):
+                    await self._api.get(path_of(namespace, kind), limit="1")
+                    self.request_resync()
         self._needs_resync.clear()
 
     def request_resync(self) -> None:
@@ -212,7 +224,7 @@ class KopfWatches:
         """
         before = self._complete.copy()
         first: list[tuple[str, Object]] = []
-        left_out: dict[str, str] = {}
+        left_out: dict[str, tuple[str, str]] = {}
         for kind in _LISTED:
             for namespace in self._namespaces or ("",):
                 if namespace in left_out:
@@ -222,9 +234,10 @@ class KopfWatches:
                 except (Forbidden, NotFound) as error:
                     if not namespace:
                         raise
-                    left_out[namespace] = f"leaves out the namespace {namespace}: {error}"
+                    said = f"leaves out the namespace {namespace}: {error}"
+                    left_out[namespace] = kind, said
                     if namespace not in self._left_out:
-                        _log.warning("%s%s", left_out[namespace], self._mend())
+                        _log.warning("%s%s", said, self._mend())
         self._left_out = left_out
         named = (*self._namespaces, *(body["metadata"]["namespace"] for _, body in first))
         held = set(filter(self._claims.holds, named)) - left_out.keys() - (before - self._complete)

@@ -7,6 +7,7 @@ import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
 from joex_operator.api.objects import Ref
+from joex_operator.cluster import kopf_watches
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kopf_watches import KopfWatches
 from joex_operator.cluster.kubernetes_api import ApiError, Conflict, Forbidden, KubernetesApi, NotFound
@@ -200,6 +201,22 @@ async def test_a_namespace_that_the_api_server_refuses_is_left_out_and_keeps_no_
     await watches.resync()
     assert watches.refusal() is None
     assert watches._is_complete("shop")
+
+
+@pytest.mark.parametrize("namespaces", [("shop", "prod")])
+async def test_a_namespace_that_was_refused_is_listed_as_soon_as_the_rights_are_back(claimed_late, monkeypatch):
+    api, _, watches, _, _ = claimed_late
+    monkeypatch.setattr(kopf_watches, "_REFUSED_AGAIN_IN", 0.01)
+    api.refused = {"/shop/deployments": Forbidden("no right")}
+    await watches.resync()
+    missed = asyncio.create_task(watches.missed())
+    await asyncio.wait({missed}, timeout=0.2)
+    assert not missed.done()
+    api.refused = {"/shop/deployments": ApiError("the API server does not answer")}
+    await asyncio.wait({missed}, timeout=0.2)
+    assert not missed.done()
+    api.refused = {}
+    await missed
 
 
 @pytest.mark.parametrize("namespaces", [("prod", "shop")])
