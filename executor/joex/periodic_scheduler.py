@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from joex.core.events import Emit, Repeated
 from joex.core.periodic import decide
 from joex.errors import JoexError
-from joex.store import periodic
+from joex.store import periodic_due
 from joex.store.database import borrowed
 from joex.store.periodic import TaskKey
 from joex.trouble import Trouble
@@ -118,16 +118,16 @@ class PeriodicScheduler:
         aside = self._aside.until(now)
         async with borrowed(self._pool) as connection:
             if now >= self._clock_checked_at + _LONGEST_SLEEP:
-                await periodic.recompute(connection)
+                await periodic_due.recompute(connection)
                 self._clock_checked_at = now
             which: Any = {"system": self._maintain is not None, "aside": list(aside)}
-            seconds = await periodic.next_in(connection, **which)
+            seconds = await periodic_due.next_in(connection, **which)
             if seconds is None or seconds > 0:
                 self._busy_for = _BUSY_RETRY_IN
                 return self._until([*([] if seconds is None else [seconds]), *(at - now for at in aside.values())])
-            tasks, self._after = await periodic.due(connection, _BATCH, after=self._after, **which)
+            tasks, self._after = await periodic_due.due(connection, _BATCH, after=self._after, **which)
             decided = [(task, decide(task.schedule, task.now)) for task in tasks]
-            fired = await periodic.fire(connection, self._worker, decided) if decided else []
+            fired = await periodic_due.fire(connection, self._worker, decided) if decided else []
         self._tell(fired, {task.key: decision.error for task, decision in decided})
         if all(one.outcome == "stale" for one in fired):
             return self._until_free()
@@ -139,7 +139,7 @@ class PeriodicScheduler:
                 self._aside.forget(one.key)
         return 0.0
 
-    def _tell(self, fired: Iterable[periodic.Fired], errors: dict[TaskKey, str | None]) -> None:
+    def _tell(self, fired: Iterable[periodic_due.Fired], errors: dict[TaskKey, str | None]) -> None:
         for one in fired:
             if one.outcome not in ("set", "stale"):
                 self._emit(Repeated(*one.key, one.outcome, one.job, errors[one.key]))

@@ -18,7 +18,7 @@ from joex.core.timers import Timer
 from joex.errors import InvalidJob, NotYours
 from joex.periodic_scheduler import PeriodicScheduler
 from joex.runtime.maintenance import RETENTION, register_periodic_tasks
-from joex.store import periodic
+from joex.store import periodic, periodic_due
 from joex.store.periodic import TaskKey
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import EventLog, eventually
@@ -74,12 +74,12 @@ class Tasks:
 
     async def read(self, **which):
         """The due tasks, with the decisions about them."""
-        found, _ = await periodic.due(self.connection, 200, **which)
+        found, _ = await periodic_due.due(self.connection, 200, **which)
         return [(one, decide(one.schedule, one.now)) for one in found]
 
     async def fire(self, decided, worker="me"):
         """Fire decisions; returns the outcomes, by id."""
-        return {one.key.id: one.outcome for one in await periodic.fire(self.connection, worker, decided)}
+        return {one.key.id: one.outcome for one in await periodic_due.fire(self.connection, worker, decided)}
 
     async def decide(self, worker="me"):
         """Decide about all due tasks; returns the outcomes, by id."""
@@ -192,7 +192,7 @@ async def test_however_many_tasks_have_been_changed_those_that_are_due_are_among
     await tasks.put_due("a", "b")
     await tasks.put("c", "d", "e")
     for most in (1, 2):
-        found = [one.key.id for one in (await periodic.due(tasks.connection, most))[0]]
+        found = [one.key.id for one in (await periodic_due.due(tasks.connection, most))[0]]
         assert len(found) == 2 * most
         assert len({"a", "b"} & set(found)) == most
 
@@ -226,11 +226,11 @@ async def test_where_more_groups_are_due_than_a_pass_holds_the_next_passes_go_on
         await tasks.due(group, ago=timedelta(0))
     passes, after = [], ""
     for _ in range(4):
-        found, after = await periodic.due(tasks.connection, 2, after=after)
+        found, after = await periodic_due.due(tasks.connection, 2, after=after)
         passes.append({one.key.group for one in found} - {"hog"})
     assert [len(one) for one in passes] == [2, 2, 2, 1]
     assert set().union(*passes) == groups
-    found, after = await periodic.due(tasks.connection, 2, after=after)
+    found, after = await periodic_due.due(tasks.connection, 2, after=after)
     assert {one.key.group for one in found} - {"hog"} == passes[0]  # the next round
 
 
@@ -245,7 +245,7 @@ async def test_a_pass_reads_a_bounded_number_of_groups_and_the_next_one_goes_on_
     await tasks.due("hog 1", "hog 2", ago=timedelta(hours=1))
     passes, after = [], ""
     for _ in range(5):
-        found, after = await periodic.due(tasks.connection, 1, after=after)
+        found, after = await periodic_due.due(tasks.connection, 1, after=after)
         passes.append("group 100" in {one.key.group for one in found})
     assert passes == [False, False, False, False, True]
     assert after == "group 100"
@@ -272,7 +272,7 @@ async def test_turns_cost_what_the_pass_holds_whatever_the_statistics_say(tasks,
     """
     async with tasks.connection.transaction():
         before = await tasks.connection.fetchrow(reads)
-        found, _ = await periodic.due(tasks.connection, 20)
+        found, _ = await periodic_due.due(tasks.connection, 20)
         after = await tasks.connection.fetchrow(reads)
     assert len({task.key.group for task in found}) >= 20
     assert after["scans"] == before["scans"]
@@ -280,14 +280,14 @@ async def test_turns_cost_what_the_pass_holds_whatever_the_statistics_say(tasks,
 
 
 async def test_it_is_told_how_long_it_is_until_the_next(tasks):
-    assert await periodic.next_in(tasks.connection) is None
+    assert await periodic_due.next_in(tasks.connection) is None
     await tasks.put("a", "b")
     await tasks.due("a", ago=timedelta(hours=-1))
     await tasks.due("b", ago=timedelta(hours=-2))
-    assert 3000 < (await periodic.next_in(tasks.connection) or 0) <= 3600
-    assert 6000 < (await periodic.next_in(tasks.connection, aside=[A]) or 0) <= 7200
+    assert 3000 < (await periodic_due.next_in(tasks.connection) or 0) <= 3600
+    assert 6000 < (await periodic_due.next_in(tasks.connection, aside=[A]) or 0) <= 7200
     await tasks.due("b")
-    assert await periodic.next_in(tasks.connection) == 0
+    assert await periodic_due.next_in(tasks.connection) == 0
 
 
 async def test_an_operator_leaves_the_tasks_of_joex_itself_alone(tasks):
@@ -295,8 +295,8 @@ async def test_an_operator_leaves_the_tasks_of_joex_itself_alone(tasks):
     await tasks.put_due("b", owner=SYSTEM_OWNER)
     assert [one.key.id for one, _ in await tasks.read(system=False)] == ["a"]
     await periodic.remove(tasks.connection, named("a"), USER)
-    assert await periodic.next_in(tasks.connection, system=False) is None
-    assert await periodic.next_in(tasks.connection) == 0
+    assert await periodic_due.next_in(tasks.connection, system=False) is None
+    assert await periodic_due.next_in(tasks.connection) == 0
 
 
 # Not while the job before is unfinished.
@@ -397,7 +397,7 @@ async def test_tasks_of_one_id_in_several_queues_and_groups_are_decided_each_for
     places = [("x", "one"), ("x", "two"), ("y", "one")]
     for queue, group in places:
         await tasks.put_due("a", queue=queue, group=group)
-    fired = await periodic.fire(tasks.connection, "me", await tasks.read())
+    fired = await periodic_due.fire(tasks.connection, "me", await tasks.read())
     assert sorted((one.key, one.outcome) for one in fired) == [(("a", *place), "submitted") for place in places]
     jobs = await tasks.connection.fetch("SELECT queue, grp, id FROM joex.jobs ORDER BY queue, grp")
     assert [
@@ -405,7 +405,7 @@ async def test_tasks_of_one_id_in_several_queues_and_groups_are_decided_each_for
     ] == [tuple(job) for job in jobs]
     await tasks.connection.execute("SELECT joex.cancel(id) FROM joex.jobs WHERE (queue, grp) = ('y', 'one')")
     await tasks.due("a")
-    fired = await periodic.fire(tasks.connection, "me", await tasks.read())
+    fired = await periodic_due.fire(tasks.connection, "me", await tasks.read())
     assert sorted((*one.key[1:], one.outcome) for one in fired) == [
         ("x", "one", "overlapping"), ("x", "two", "overlapping"), ("y", "one", "submitted"),
     ]  # fmt: skip
@@ -416,13 +416,15 @@ async def test_trouble_with_a_task_sets_aside_no_other_of_its_id(tasks):
         await tasks.put_due("a", group=group)
     key = TaskKey("a", "default", "one")
     assert [task.key.group for task, _ in await tasks.read(aside=[key])] == ["two"]
-    assert await periodic.next_in(tasks.connection, system=False, aside=[key, TaskKey("a", "default", "two")]) is None
+    assert (
+        await periodic_due.next_in(tasks.connection, system=False, aside=[key, TaskKey("a", "default", "two")]) is None
+    )
 
 
 async def test_queues_and_ids_that_read_alike_have_trackers_of_their_own(tasks):
     for queue, task_id in (("a", "b c"), ("a b", "c"), ("a' 'b", "c"), ("\\" * 254, "x" * 240)):
         await tasks.put_due(task_id, queue=queue)
-    fired = await periodic.fire(tasks.connection, "me", await tasks.read())
+    fired = await periodic_due.fire(tasks.connection, "me", await tasks.read())
     assert [one.outcome for one in fired] == ["submitted"] * 4
 
 
@@ -481,7 +483,7 @@ async def test_an_expression_without_a_future_never_fires(tasks):
     await tasks.put("a", timer=LONG_AGO)
     assert await tasks.decide() == {"a": "set"}
     assert await tasks.decide() == {}
-    assert await periodic.next_in(tasks.connection) is None
+    assert await periodic_due.next_in(tasks.connection) is None
     task = await tasks.get()
     assert (task.nextrun, task.error, task.enabled) == (None, None, True)
     await tasks.put("a", timer=YEARLY)

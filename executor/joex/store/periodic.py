@@ -1,4 +1,4 @@
-"""Periodic tasks: their rows, and the decisions about them."""
+"""Periodic tasks as their owners change and read them. Schedulers have `joex.store.periodic_due`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import asyncpg
 
 from joex.core.access import EVERYTHING, Bounds
 from joex.core.json_values import shown
-from joex.core.periodic import SYSTEM_OWNER, Decision, NewPeriodicTask, Schedule
+from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
 from joex.errors import InvalidJob
 from joex.store.bounded import UNLIMITED, fitting, listing
 from joex.store.errors import translated
@@ -24,41 +24,6 @@ from joex.store.statement import Connection, id_of, statement
 CHANNEL = "joex_periodic"
 """The channel for changes of periodic tasks by their owners; its notifications say nothing else."""
 
-_DUE = statement("""
-    SELECT t.id, t.queue, t.grp, t.revision, t.timer, t.zone, nullif(t.nextrun, '-infinity') AS nextrun, t.last_run,
-           t.starting_deadline, clock_timestamp() AS now
-    FROM (VALUES (timestamptz '-infinity', timestamptz '-infinity'),
-                 ('1970-01-01 00:00+00', statement_timestamp())) k(earliest, latest)
-    CROSS JOIN LATERAL (
-        SELECT * FROM joex_private.periodic_task
-        WHERE enabled AND error IS NULL AND nextrun BETWEEN k.earliest AND k.latest AND owner <> ALL ($1::text[])
-              AND (id, queue, grp) NOT IN (SELECT * FROM unnest($2::text[], $3::text[], $4::text[]))
-        ORDER BY nextrun LIMIT $5::integer FOR NO KEY UPDATE SKIP LOCKED) t
-""")
-_IN_TURN = statement("""
-    SELECT next_after, id, queue, grp, revision, timer, zone, nullif(nextrun, '-infinity') AS nextrun, last_run,
-           starting_deadline, clock_timestamp() AS now
-    FROM joex_private.periodic_in_turn($1::integer, $2::text, $3::text[], $4::text[], $5::text[], $6::text[])
-""")
-_NEXT = statement("""
-    SELECT CASE WHEN nextrun <= statement_timestamp() THEN 0
-                ELSE extract(epoch FROM nextrun - statement_timestamp()) END::float8
-    FROM joex_private.periodic_task
-    WHERE enabled AND error IS NULL AND nextrun < 'infinity' AND owner <> ALL ($1::text[])
-          AND (id, queue, grp) NOT IN (SELECT * FROM unnest($2::text[], $3::text[], $4::text[]))
-    ORDER BY nextrun LIMIT 1
-""")
-_RECOMPUTE = statement("""
-    UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE (id, queue, grp) IN (
-        SELECT id, queue, grp FROM joex_private.periodic_task
-        WHERE enabled AND error IS NULL AND marked > clock_timestamp() + interval '1 minute' AND nextrun > '-infinity'
-        FOR NO KEY UPDATE SKIP LOCKED)
-""")
-_FIRE = statement("""
-    SELECT id, queue, grp, outcome, job
-    FROM joex_private.fire_periodic($1::text, $2::text[], $3::text[], $4::text[], $5::bigint[], $6::timestamptz[],
-                                    $7::timestamptz[], $8::timestamptz[], $9::text[])
-""")
 _PUT = statement("""
     SELECT joex.put_periodic_task($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::text, $7::text, $8::text,
                                   $9::text, $10::text, $11::interval, $12::boolean, $13::text)
@@ -109,25 +74,6 @@ TaskName: TypeAlias = tuple[str, str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """A task that is due for a decision. ``now`` is the database's time when it was read."""
-
-    key: TaskKey
-    revision: int
-    schedule: Schedule
-    now: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Fired:
-    """What has become of a decision; `fire_periodic` in sql/85_periodic.sql says which outcomes there are."""
-
-    key: TaskKey
-    outcome: str
-    job: UUID | None
-
-
-@dataclass(frozen=True, slots=True)
 class PeriodicTask:
     """A periodic task as it is stored.
 
@@ -174,63 +120,9 @@ class PeriodicTask:
         return TaskKey(self.id, self.queue, self.group)
 
 
-async def due(
-    connection: Connection, most: int, *, system: bool = True, aside: Sequence[TaskKey] = (), after: str = ""
-) -> tuple[list[Due], str]:
-    """The tasks that need a decision: those without a next time, which owners have changed; then the due ones in order.
-
-    ``most``: of each, so that an owner that changes tasks without end holds up no others. If there may be more, each
-    group has its turn too, from the one after ``after`` on: as many tasks as ``most`` of each, divided by the groups.
-    Also returns ``after`` for the next call. ``system``: also Joex's own; ``aside``: not these.
-
-    It leaves out tasks whose rows another session has locked, so that they don't block the others.
-    """
-    which = (_left_out(system), *_columns(aside))
-    with translated():
-        rows = await connection.fetch(_DUE, *which, most)
-        if len(rows) >= most:
-            turns = await connection.fetch(_IN_TURN, most, after, *which)
-            after = turns[0]["next_after"]
-            rows = [*rows, *(row for row in turns if row["id"] is not None)]
-    found = {
-        (key := TaskKey(row["id"], row["queue"], row["grp"])): Due(
-            key,
-            row["revision"],
-            Schedule(row["timer"], row["zone"], row["nextrun"], row["last_run"], row["starting_deadline"]),
-            row["now"],
-        )
-        for row in rows
-    }
-    return list(found.values()), after
-
-
-async def next_in(connection: Connection, *, system: bool = True, aside: Sequence[TaskKey] = ()) -> float | None:
-    """Seconds until the next task is due (0: it is); None: there is none. The rest is as with `due`."""
-    with translated():
-        found: float | None = await connection.fetchval(_NEXT, _left_out(system), *_columns(aside))
-    return found
-
-
-async def recompute(connection: Connection) -> None:
-    """Have next times computed again that came from a database clock that was set back since."""
-    with translated():
-        await connection.execute(_RECOMPUTE)
-
-
-async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:
-    """Carry out decisions, unless another process was faster. Empty: another process does so at this moment."""
-    with translated():
-        rows = await connection.fetch(
-            _FIRE,
-            worker,
-            *_columns([due.key for due, _ in decided]),
-            [due.revision for due, _ in decided],
-            [due.schedule.nextrun for due, _ in decided],
-            [decision.fire for _, decision in decided],
-            [decision.next for _, decision in decided],
-            [decision.error for _, decision in decided],
-        )
-    return [Fired(TaskKey(row["id"], row["queue"], row["grp"]), row["outcome"], id_of(row["job"])) for row in rows]
+def columns(names: Sequence[TaskName]) -> list[list[str | None]]:
+    """The ids, the queues and the groups of tasks, for parameters that are arrays."""
+    return [[name[at] for name in names] for at in range(3)]
 
 
 async def put(connection: Connection, task: NewPeriodicTask, owner: str, *, waits: bool = True) -> str:
@@ -298,7 +190,7 @@ async def _answer(connection: Connection, sql: str, *args: Any, waits: bool) -> 
 async def keep(connection: Connection, owner: str, keys: Sequence[TaskKey]) -> list[str]:
     """Remove the periodic tasks of an owner, all but these; returns the ids of those removed."""
     with translated():
-        return [row[0] for row in await connection.fetch(_KEEP, owner, *_columns(keys))]
+        return [row[0] for row in await connection.fetch(_KEEP, owner, *columns(keys))]
 
 
 async def run_now(connection: Connection, name: TaskName) -> tuple[str, UUID | None]:
@@ -366,7 +258,7 @@ async def page_of_tasks(
     with translated():
         rows = await connection.fetch(
             _LIST,
-            *([None] * 3 if names is None else _columns(names)),
+            *([None] * 3 if names is None else columns(names)),
             owners,
             *after_name,
             most + 1,
@@ -378,14 +270,6 @@ async def page_of_tasks(
         )
     ends = min(fitting(rows, most_bytes, "args")[0], most)
     return [_task_of(row) for row in rows[:ends]], len(rows) > ends
-
-
-def _left_out(system: bool) -> list[str]:  # noqa: FBT001 - passed on
-    return [] if system else [SYSTEM_OWNER]
-
-
-def _columns(names: Sequence[TaskName]) -> list[list[str | None]]:
-    return [[name[at] for name in names] for at in range(3)]
 
 
 def _read_key(key: str) -> TaskKey:
