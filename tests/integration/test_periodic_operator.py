@@ -329,6 +329,27 @@ async def test_a_pool_that_is_made_again_leaves_no_rows_in_its_databases_of_befo
     await eventually(lambda: _is_empty(connection))
 
 
+async def test_a_pool_that_is_made_again_with_another_url_of_its_database_has_its_rows(
+    database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = periodic.remove
+
+    async def late(*args: Any, **more: Any) -> str:
+        await asyncio.sleep(0.5)  # so that what does not wait for it comes before
+        return await remove(*args, **more)
+
+    monkeypatch.setattr(periodic, "remove", late)
+    async with running_operator(database_url, poll=1000.0) as operator:
+        operator.fleet.urls["other"] = database_url.replace("postgresql://", "postgres://")
+        operator.pool()
+        operator.task("nightly", "03:00")
+        await operator.until_ready("nightly")
+        operator.remove(POOL, "pool")
+        operator.pool(database={"secretName": "other"})
+        await eventually(lambda: not operator.controller._left, why="the rows that the pool left have gone")
+        assert [row["id"] for row in await connection.fetch(OURS.format("id"))] == [f"{SPACE}/nightly"]
+
+
 async def test_the_rows_of_a_pool_go_though_the_operator_lost_the_namespace_for_a_moment(
     operator: Operator, connection: asyncpg.Connection
 ) -> None:

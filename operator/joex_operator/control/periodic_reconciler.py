@@ -2,7 +2,7 @@
 
 All tasks of a namespace are reconciled together. So the reconciler finds rows whose object was deleted while no
 operator ran: a pool of this namespace owns them, and no object asks for them. Databases are synced concurrently: one
-that is down delays no task of another.
+that is down delays no task of another, unless a pool that has just gone was the last to use it.
 """
 
 from __future__ import annotations
@@ -103,14 +103,16 @@ class PeriodicReconciler:
             if one.pool in urls:
                 here[urls[one.pool]][owners[one.pool]].append(one)
         self._last_visits[namespace] = {url for _, url in left}
+        at: dict[str, _Answer] = {}
         try:
-            answers = await asyncio.gather(*(self._sync_rows(url, some) for url, some in here.items()))
+            # What was left goes first: a pool that was made again may name the same database by another URL.
+            for some in (here.keys() - urls.values(), set(urls.values())):
+                at |= zip(some, await asyncio.gather(*(self._sync_rows(url, here[url]) for url in some)), strict=True)
         finally:
             del self._last_visits[namespace]
-        at = dict(zip(here, answers, strict=True))
         found: dict[str, _Answer] = {**problems, **{name: at[url] for name, url in urls.items()}}
         await self._store_statuses(desired, found)
-        locked = any(_LOCKED in some.values() for some in answers if not isinstance(some, DatabaseProblem))
+        locked = any(_LOCKED in some.values() for some in at.values() if not isinstance(some, DatabaseProblem))
         if locked and left:
             raise JoexError(_LOCKED.message)
         if not desired and not locked and not any(isinstance(one, DatabaseProblem) for one in found.values()):
