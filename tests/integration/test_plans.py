@@ -1,4 +1,4 @@
-"""The hot statements read no more at a million jobs in ten thousand groups than at a thousand jobs.
+"""The hot statements read no more at 200,000 jobs in ten thousand groups (`make soak`: a million) than at a thousand.
 
 PostgreSQL counts the reads, which say more than the text of a plan, and include those of functions. No sequential scan
 of the table of jobs is allowed, and no more index entries and pages than a small multiple of the batch.
@@ -32,11 +32,13 @@ from joex.store.runs import EndedRun, LogLine, Progress
 from joex.store.search import Search, count_jobs, search_jobs
 from joex.store.statement import STATEMENTS
 from tests.integration.conftest import Bench
+from tests.support import soak
 from tests.support.postgres import TestServer, TestServers
 
 pytestmark = [pytest.mark.plans, pytest.mark.heavy, pytest.mark.postgres(18)]
 
-JOBS, GROUPS = 1_000_000, 10_000
+JOBS, GROUPS = 1_000_000 if soak.SOAK else 200_000, 10_000
+DUE = JOBS // 100
 FOUR_ONE = CountingScheme(4, 1)
 NOW = 1_000_000  # a time, as a priority
 # Index entries, and pages of table and indexes, that a job of a batch may cost, over those of the call itself. A page
@@ -45,15 +47,15 @@ ENTRIES, PAGES = (100, 12), (400, 80)
 
 
 async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> None:
-    """A fifth is finished; of the rest a fifth has high priority; one group has 100,000 jobs more than the others.
+    """A fifth is finished; of the rest a fifth has high priority; one group has a tenth of all jobs.
 
-    There is also a separate type, with 100,000 jobs that finished long ago, and 10,000 in each lane whose priorities
-    are future times. In the default queue 10,000 more jobs wait for their times (due_at).
+    There is also a separate type, with a tenth as many jobs that finished long ago, and 10,000 in each lane whose
+    priorities are future times. In the default queue more jobs wait for their times (due_at).
 
     Beside much history the server analyzes the table rarely: a newer backlog is not in its statistics
     (``is_backlog_known``), and if the server believes that no job waits, reading all waiting jobs seems cheap to it.
 
-    The million name their places on the ring, as the rows of `joex.submit` do: the trigger costs a quarter of a row.
+    The jobs name their places on the ring, as the rows of `joex.submit` do: the trigger costs a quarter of a row.
     """
     await connection.execute("SET synchronous_commit = off")
     await connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")  # its reads would count too
@@ -88,14 +90,18 @@ async def load(connection: asyncpg.Connection, *, is_backlog_known: bool) -> Non
                lane, CASE WHEN lane IS NULL THEN now() - make_interval(days => 60, secs => nr) END
         FROM (SELECT nr, '\x17'::bytea || substr(int4send($1 + nr), 2) AS rank,
                      CASE WHEN nr <= 30000 THEN nr % 3 END AS lane
-              FROM generate_series(1, 130000) nr) jobs
+              FROM generate_series(1, 30000 + $2::integer) nr) jobs
         """,
         NOW,
+        JOBS // 10,
     )
-    await connection.execute("""
+    await connection.execute(
+        """
         INSERT INTO joex_private.job (grp, task, due_at)
-        SELECT 'group ' || nr, 'a', now() + make_interval(days => 1, secs => nr) FROM generate_series(1, 10000) nr
-    """)
+        SELECT 'group ' || nr, 'a', now() + make_interval(days => 1, secs => nr) FROM generate_series(1, $1::integer) nr
+        """,
+        DUE,
+    )
     # If a vacuum, which may come at any time, found the log empty, the server would read all of it.
     await connection.execute("ALTER TABLE joex_private.job_log SET (autovacuum_enabled = off)")
     await connection.execute("""
@@ -138,7 +144,7 @@ BACKLOGS = [True, pytest.param(False, marks=SOAK)]
 
 @pytest.fixture(scope="module", params=BACKLOGS, ids=["known backlog", "unknown backlog"])
 def large_database_url(request: pytest.FixtureRequest, postgres_servers: TestServers) -> Iterator[str]:
-    """A database with a million jobs."""
+    """A database with many jobs."""
     yield from database_with(postgres_servers[18], partial(load, is_backlog_known=request.param))
 
 
@@ -441,20 +447,21 @@ async def test_a_page_of_a_queue_of_finished_jobs_or_of_a_late_cursor_costs_as_m
 
 
 async def test_the_first_submitted_of_the_jobs_that_wait_cost_as_much_as_there_are_groups_and_queues(bench):
-    # (Of one group the jobs that wait for their time have no index of their own: the queue's 10,000 are read.)
+    shown = 10
+    # (Of one group the jobs that wait for their time have no index of their own: those of the queue are read.)
     for queue, group, entries in (
         (None, None, 2 * GROUPS),
         ("default", None, 2 * GROUPS),
-        ("default", "group 7", 10_000),
+        ("default", "group 7", DUE),
     ):
-        found, reading = await read_by(bench, listing.list_queued(bench.connection, queue, group, 50))
-        assert len(found) == 50
+        found, reading = await read_by(bench, listing.list_queued(bench.connection, queue, group, shown))
+        assert len(found) == shown
         assert group is None or {job.group for job in found} == {group}
         assert found == sorted(found, key=lambda job: (job.submitted_at, job.seq))
         assert reading.scans == 0
         # An entry for each lane of a group, and the entries of the shown jobs, of as many groups at worst.
-        assert reading.entries <= 2 * (entries + 50 * 50)
-        assert reading.pages <= 8 * (entries + 50 * 50)
+        assert reading.entries <= 2 * (entries + shown * shown)
+        assert reading.pages <= 8 * (entries + shown * shown)
 
 
 async def test_the_executors_of_a_pool_cost_nothing_that_is_held_in_other_queues(bench, executor):
@@ -607,7 +614,7 @@ async def test_a_look_before_a_worker_waits_costs_next_to_nothing(bench):
 
 # Jobs that have finished while vacuum could not remove their dead entries.
 
-PINNED, PINNED_GROUPS = 200_000, 100
+PINNED, PINNED_GROUPS = 100_000, 50
 
 
 async def load_pinned(connection: asyncpg.Connection, *, is_backlog_known: bool) -> None:
