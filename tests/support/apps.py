@@ -9,6 +9,7 @@ end; a job that runs twice at a time shows as two rows that overlap. A task that
 import asyncio
 import atexit
 import ctypes
+import math
 import os
 import queue
 import signal
@@ -18,6 +19,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
@@ -47,7 +49,7 @@ CREATE INDEX ON effects (job_id);
 CREATE TABLE deaths (pid integer PRIMARY KEY, at timestamptz NOT NULL);
 """
 _IS_FLAGGED = "SELECT EXISTS (SELECT FROM flags WHERE name = $1)"
-_PAUSE = 0.02
+_PAUSE = 0.1
 TROUBLE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 app = joex.App()
@@ -375,8 +377,7 @@ async def _flagged(name: str) -> None:
     while True:
         with suppress(*TROUBLE):
             async with _session() as session:
-                while not await session.fetchval(_IS_FLAGGED, name):  # noqa: ASYNC110 - another process makes the row
-                    await asyncio.sleep(_PAUSE)
+                await eventually(partial(session.fetchval, _IS_FLAGGED, name), math.inf)
                 return
         await asyncio.sleep(_PAUSE)
 
