@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 TASKS, PROCESSES, EXECUTORS = 1000, 20, 2
 PERIOD = timedelta(seconds=1)
-TIMES, KILLS = examples(18), examples(18)  # the least numbers of times of each task, and of kills
+TIMES, KILLS = examples(9), examples(18)  # the least numbers of times of each task, and of kills
 
 _SET = """
     SELECT joex.put_periodic_task('task ' || n, 'quick', '*:*:*', grp => 'group ' || n % 20)
@@ -56,7 +56,7 @@ async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are
         await connection.execute(_SET, TASKS)
         decided, kills = 0, 0
         while kills < KILLS or not await connection.fetchval(_LEAST, TASKS, TIMES):
-            decided = await _more_decisions(connection, decided + TASKS)
+            decided = await _more_decisions(connection, decided + TASKS // 2)
             schedulers.kill(chance.randrange(len(schedulers.alive)))
             schedulers.start()
             kills += 1
