@@ -239,7 +239,7 @@ FIRST_TIME = "first = not os.path.exists(f'{__file__}.{number}'); open(f'{__file
 
 def test_what_fails_twice_what_is_skipped_and_what_ends_its_lane_is_told(project):
     project.file("good", "unit")
-    compute = "number or os.system(f'{sys.executable} -c \"import time\\nwhile time.process_time() < 1: pass\"')"
+    compute = "number or os.system(f'{sys.executable} -c \"import time\\nwhile time.process_time() < 0.6: pass\"')"
     project.file("bad", "unit", code=f"import sys; {compute}; print('seed 4711'); assert number == 1, 'broken'")
     project.file("left_out", "faults", code="pytest.skip('there is no moon')")
     for nr in range(len(CLUSTERS)):
