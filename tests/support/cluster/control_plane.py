@@ -23,7 +23,7 @@ class Timing:
     """How fast the control plane detects a failed node. Kubernetes itself waits 50 and 300 seconds."""
 
     node_silence: int = 8
-    """Seconds without a report, after which a node is not ready. Nodes report each second."""
+    """Seconds without a renewed lease, after which a node is not ready."""
     eviction: int = 10
     """Seconds on such a node, after which a pod is deleted, unless it tolerates more."""
 

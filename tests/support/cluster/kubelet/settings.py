@@ -29,7 +29,7 @@ class Settings:
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     """Of the node."""
     address: str = "127.0.0.1"
-    lease_seconds: float = 1.0
+    lease_seconds: float = 2.0
     restart_delay: float = 0.5
     most_restart_delay: float = 5.0
 
