@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tests.support.cluster.components import RARE_COLLECTIONS
+from tests.support.cluster.components import THRIFT
 
 
 class HelmError(Exception):
@@ -48,4 +48,4 @@ class Helm:
     def _environment(self) -> dict[str, str]:
         folders = {f"HELM_{name}_HOME": f"{self._home.name}/{name.lower()}" for name in ("CACHE", "CONFIG", "DATA")}
         own = {"PATH": os.environ["PATH"], "HOME": self._home.name, "KUBECONFIG": str(self._kubeconfig)}
-        return {**own, **RARE_COLLECTIONS, **folders}
+        return {**own, **THRIFT, **folders}
