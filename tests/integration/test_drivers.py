@@ -66,14 +66,15 @@ async def settled(value: Any) -> Any:
 
 
 @pytest.fixture
-async def url(connection: asyncpg.Connection, database_url: str) -> str:
+async def url(connection: asyncpg.Connection, database_url: str) -> AsyncIterator[str]:
     """The URL of a database that has orders, and a finished job."""
     await connection.execute("CREATE TABLE orders (item text)")
     await connection.execute("SELECT joex.submit('sums.add', '{\"a\": 1, \"b\": 2}', subject => 'the finished one')")
     await connection.execute("SELECT joex.put_periodic_task('theirs', 'a', 'daily', owner => 'app:shop')")
     async with joex.Client(database_url) as client:
         await drain(app, client)
-    return database_url
+    yield database_url
+    await connection.execute("DROP TABLE orders")  # so that the next test can have the database
 
 
 def stored(url: str) -> tuple[set[str], int]:
