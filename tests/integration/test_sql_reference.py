@@ -43,7 +43,7 @@ async def test_the_schema_joex_has_the_documented_functions_and_views_and_nothin
     assert sorted(found) == sorted(documented)
 
 
-async def test_each_function_has_the_documented_signature(connection):
+async def test_a_function_has_the_documented_signature(connection):
     await connection.execute(
         "BEGIN; CREATE SCHEMA page"
     )  # (it is never committed, so the next test can have the database)
@@ -54,7 +54,7 @@ async def test_each_function_has_the_documented_signature(connection):
         assert await connection.fetch(SIGNATURE, "joex", name) == [wanted], name
 
 
-async def test_each_view_has_the_documented_columns(connection):
+async def test_a_view_has_the_documented_columns(connection):
     for name, text in VIEWS.items():
         rows = re.findall(r"^\| (\w+) \| ([\w\[\]]+) \|", text, re.MULTILINE)[1:]
         wanted = [(column, await connection.fetchval(CANONICAL, kind)) for column, kind in rows]
