@@ -3,9 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from copy import copy
-from functools import partial
 from typing import Any
-from uuid import UUID
 
 import asyncpg
 import pytest
@@ -490,44 +488,6 @@ async def test_a_row_that_somebody_holds_makes_the_ends_of_others_wait_once_and_
         await inside.ended(job_id)
     assert trouble.service == "finisher"
     assert (await client.get(job_id)).state == "success"
-
-
-async def test_a_client_that_cancels_running_jobs_and_does_not_commit_keeps_no_slot_of_others(
-    client: AnyClient, database_url: str, connection: asyncpg.Connection
-) -> None:
-    go_on, cleaned_up = asyncio.Event(), list[UUID]()
-    app = joex.App()
-
-    @app.task("held")
-    async def held(ctx: joex.Context) -> None:
-        await go_on.wait()
-
-    @held.on_cancel
-    async def clean_up(ctx: joex.Context) -> None:
-        cleaned_up.append(ctx.job_id)
-
-    @app.task("task")
-    async def task(ctx: joex.Context) -> None:
-        pass
-
-    async def fill_and_cancel() -> None:
-        for job_id in [await client.submit("held") for _ in range(2)]:
-            await eventually(partial(_is, client, job_id, "running"))
-            assert await connection.fetchval("SELECT joex.cancel($1)", job_id) == "requested"
-            held_ids.append(job_id)
-        go_on.set()
-        await inside.ended(await client.submit("task"))
-        go_on.clear()
-
-    held_ids: list[UUID] = []
-    async with executor_inside(app, database_url, lease=LONG, pool_size=2) as inside:
-        async with connection.transaction():
-            await fill_and_cancel()
-            await fill_and_cancel()
-        for job_id in held_ids:
-            assert (await inside.ended(job_id)).verdict.state is State.CANCELLED
-        await eventually(lambda: sorted(cleaned_up) == sorted(held_ids))
-        await inside.ended(await client.submit("task"))
 
 
 async def _has_lines(client: AnyClient, job_id: Any, number: int) -> bool:

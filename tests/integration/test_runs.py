@@ -602,12 +602,6 @@ async def test_an_executor_that_leaves_tries_to_write_its_lines_until_its_time_i
     assert [line[-1] for line in await log_of(bench, job_id)] == ["a line"]
 
 
-def finisher_of(pool, writer, written):
-    """A finisher of no executor."""
-    nothing = lambda _: None  # noqa: E731
-    return Finisher(pool, writer, nothing, written, bulk=pool, canceled=nothing, locked=nothing)
-
-
 async def test_progress_that_met_a_locked_row_is_written_before_the_end_of_its_run(
     bench, me, database_url, another_connection
 ):
@@ -616,7 +610,9 @@ async def test_progress_that_met_a_locked_row_is_written_before_the_end_of_its_r
     written = asyncio.Event()
     async with await create_pool(database_url, most=2) as pool, asyncio.TaskGroup() as group:
         writer = JobLogWriter(pool, 10, lambda _event: None)
-        finisher = finisher_of(pool, writer, lambda _jobs: written.set())
+        finisher = Finisher(
+            pool, writer, lambda _event: None, lambda _jobs: written.set(), bulk=pool, canceled=lambda _job: None
+        )
         writing = group.create_task(finisher.run())
         writer.progress(taken, 70, None)
         async with other.transaction():
@@ -645,7 +641,9 @@ async def test_a_finisher_that_ends_while_a_start_waits_for_a_locked_row_leaves_
     async with await create_pool(database_url, most=1) as pool, other.transaction():
         await other.execute("SELECT FROM joex_private.job FOR UPDATE")
         writer = JobLogWriter(pool, 10, lambda _event: None)
-        finisher = finisher_of(pool, writer, lambda _jobs: None)
+        finisher = Finisher(
+            pool, writer, lambda _event: None, lambda _jobs: None, bulk=pool, canceled=lambda _job: None
+        )
         writing = asyncio.create_task(finisher.run())
         finisher.started(taken, 0.0)
         await tried.wait()

@@ -115,7 +115,6 @@ class Finisher:
         written: called with jobs whose runs have ended in the database, or have lost them: their slots are free.
         bulk: lends connections for large ends.
         canceled: called, before ``written``, with the job of a run that ended as cancelled though it said otherwise.
-        locked: called with the job of a run whose end can't be written yet, because another transaction locks the row.
     """
 
     def __init__(
@@ -127,12 +126,10 @@ class Finisher:
         *,
         bulk: asyncpg.Pool[Any],
         canceled: Callable[[TakenJob], None],
-        locked: Callable[[TakenJob], None],
     ) -> None:
         self._pool = pool
         self._bulk = bulk
         self._canceled = canceled
-        self._on_locked = locked
         self._reports = reports
         self._emit = emit
         self._written = written
@@ -293,9 +290,7 @@ class Finisher:
         """Report a written end; False: it is not written."""
         end.is_settled = True  # (not retried, even if the rest of its batch is)
         if answer == "locked":
-            if end.lock_id not in self._locked:
-                self._locked.add(end.lock_id)
-                self._on_locked(end.job)
+            self._locked.add(end.lock_id)
             self._loop.call_later(_LOCKED_RETRY_IN, self._again, end)
             return False
         self._locked.discard(end.lock_id)

@@ -101,7 +101,6 @@ class Registration:
             self._written,
             bulk=resources.bulk_pool,
             canceled=lambda job: self.runner.clean_up(job, self._written),
-            locked=lambda job: self.runner.lend(job),  # noqa: PLW0108 - the runner comes after the finisher
         )
         self.runner = Runner(
             resources.app,

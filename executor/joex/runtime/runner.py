@@ -64,7 +64,7 @@ class Runner:
         self._fetch = fetch  # the arguments that did not come with the job; None: it has lost the job
         self._start_alone = start_alone  # marks the run of a suspect; False: it has lost the job
         self._largest_result = largest_result
-        self.slots = slots
+        self._slots = slots
         self._defaults = defaults
         self._finisher = finisher
         self._reports = reports
@@ -77,14 +77,13 @@ class Runner:
         self._caller = Caller(slots, defaults, reports, processes, largest_result)
         self._process_turns = asyncio.Semaphore(process_slots or slots)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
-        self._locked: set[UUID] = set()  # of these, the runs without a slot: see lend
         self._suspect: Run | None = None  # runs alone, or waits to do so
         self._is_alone = asyncio.Event()
 
     @property
     def free(self) -> int:
-        """Slots that may have another job: none while a suspect has one; less than 0 while cancel handlers lack one."""
-        return self.slots - len(self.runs) + len(self._locked) if self._suspect is None else 0
+        """Slots that may have another job: none while a suspect has one."""
+        return self._slots - len(self.runs) if self._suspect is None else 0
 
     @property
     def executing(self) -> int:
@@ -115,19 +114,9 @@ class Runner:
         work = self._run_in_turn(run) if waits else self._run(run)
         run.worker = self._loop.create_task(work, context=run.variables)
 
-    def lend(self, job: TakenJob) -> None:
-        """Free the slot of a run that is over, though its end can't be written yet: another transaction locks the row.
-
-        Any client that may cancel jobs can leave its transaction open, and so would keep slots from all others.
-        """
-        if job.lock_id in self.runs:
-            self._locked.add(job.lock_id)
-            self._on_room()
-
     def release(self, jobs: Iterable[TakenJob]) -> None:
         """Free the slots of jobs whose ends are written, unless a cancel handler still runs."""
         for job in jobs:
-            self._locked.discard(job.lock_id)
             run = self.runs.get(job.lock_id)
             if run is not None and not run.is_cleaning_up:
                 del self.runs[job.lock_id]

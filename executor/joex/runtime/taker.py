@@ -127,8 +127,8 @@ class Taker:
         """
         if self._is_stopped or not self._is_trusted():
             return 0
-        free = max(self._runner.free - unstarted, 0)
-        slots = self._runner.slots
+        free = self._runner.free - unstarted
+        slots = self._runner.free + len(self._runner.runs)
         return min(free, (slots + 1) // 2) if slots >= _OVERLAP_FROM else free
 
     async def _take(self) -> float:
