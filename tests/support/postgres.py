@@ -99,7 +99,7 @@ _PARTS = r"""
         WHERE relnamespace <> ALL ('{{pg_catalog, information_schema, pg_toast}}'::regnamespace[])
         UNION ALL SELECT row(attrelid, attname, atttypid) FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
         WHERE relnamespace IN (SELECT oid FROM pg_namespace WHERE nspname LIKE 'joex%')
-        UNION ALL SELECT row(tgrelid, tgname) FROM pg_trigger
+        UNION ALL SELECT row(tgrelid, tgname, tgenabled) FROM pg_trigger
         UNION ALL SELECT row(conrelid, conname) FROM pg_constraint
         UNION ALL SELECT row(nspname) FROM pg_namespace WHERE nspname NOT LIKE 'pg\_t%'
         UNION ALL SELECT row(number, name) FROM joex_private.migration
@@ -110,21 +110,26 @@ _PARTS = r"""
 """
 _SHAPE = _PARTS.format(function="row(oid, xmin)", more="")
 # The same of a database whose functions have other row versions: a test has granted rights to a role, and dropped it
-# with all that it had. The bodies of the functions are read, which takes longer, and all rights and views.
-_CONTENT = _PARTS.format(
-    function="row(p.*)",
-    more=r"""
-        UNION ALL SELECT row(ev_class, ev_action::text) FROM pg_rewrite WHERE oid >= 16384
-        UNION ALL
-        SELECT row(oid, coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner)))
-        FROM pg_class WHERE relnamespace IN (SELECT oid FROM pg_namespace WHERE nspname LIKE 'joex%')
-        UNION ALL SELECT row(attrelid, attname, attacl) FROM pg_attribute WHERE attacl IS NOT NULL
-        UNION ALL SELECT row(nspname, coalesce(nspacl, acldefault('n', nspowner))) FROM pg_namespace
-        WHERE nspname NOT LIKE 'pg\_t%'
-        UNION ALL SELECT row(defaclrole, defaclnamespace, defaclacl) FROM pg_default_acl
-        UNION ALL SELECT row(setrole, setconfig) FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase
-        WHERE datname = current_database()""",
-)
+# with all that it had. The bodies of the functions are read, which takes longer, and all else that a test may make.
+_CATALOGS = (
+    "attrdef", "cast", "collation", "constraint", "event_trigger", "extension", "largeobject_metadata", "operator",
+    "policy", "publication", "statistic_ext", "trigger", "type",
+)  # fmt: skip
+_MADE = "".join(f" UNION ALL SELECT row(x::text) FROM pg_{name} x WHERE oid >= 16384" for name in _CATALOGS)  # noqa: S608
+_RIGHTS = r"""
+    UNION ALL SELECT row(ev_class, ev_action::text) FROM pg_rewrite WHERE oid >= 16384
+    UNION ALL
+    SELECT row(oid, coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner)),
+        relrowsecurity, relforcerowsecurity)
+    FROM pg_class WHERE relnamespace IN (SELECT oid FROM pg_namespace WHERE nspname LIKE 'joex%')
+    UNION ALL SELECT row(attrelid, attname, attacl) FROM pg_attribute WHERE attacl IS NOT NULL
+    UNION ALL SELECT row(nspname, coalesce(nspacl, acldefault('n', nspowner))) FROM pg_namespace
+    WHERE nspname NOT LIKE 'pg\_t%'
+    UNION ALL SELECT row(defaclrole, defaclnamespace, defaclacl) FROM pg_default_acl
+    UNION ALL SELECT row(setrole, setconfig) FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase
+    WHERE datname = current_database()
+"""
+_CONTENT = _PARTS.format(function="row(p.*)", more=_RIGHTS + _MADE)
 
 # Reads until the other end of its standard input is closed, which the kernel does when the tests' process ends, then
 # stops the servers and removes their folder.
