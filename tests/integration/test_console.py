@@ -637,6 +637,7 @@ async def test_a_token_that_is_revoked_while_its_form_comes_does_nothing(
 async def test_acts_of_one_user_neither_hide_those_of_another_nor_are_without_number(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
     monkeypatch.setattr("joex.console.acts._MOST_KEPT", 1)
     await client.submit("a", group="g")
     app = create_console(client)
@@ -658,8 +659,9 @@ async def test_acts_of_one_user_neither_hide_those_of_another_nor_are_without_nu
 
 
 async def test_acts_on_many_jobs_of_three_users_leave_connections_to_the_others(
-    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")  # the turns save the others, and not its end
     await client.submit("a", group="g")
     console = browse("10.0.0.9")
     users = [HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"} for _ in range(3)]
@@ -678,8 +680,9 @@ async def test_acts_on_many_jobs_of_three_users_leave_connections_to_the_others(
 
 
 async def test_acts_of_one_user_on_a_job_leave_connections_to_the_others(
-    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
     job_id, console = await client.submit("a", group="g"), browse("10.0.0.9")
     user = HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
     held_up = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
@@ -690,6 +693,31 @@ async def test_acts_of_one_user_on_a_job_leave_connections_to_the_others(
         await eventually(lambda: connection.fetchval(held_up), why="one waits for the job")
         await asyncio.wait_for(client.submit("b", group="acme"), PATIENCE)
     assert {(await one).status_code for one in acts} == {303}
+
+
+async def test_an_act_on_many_jobs_skips_one_that_another_transaction_holds(
+    browse: Open, client: Client, connection: asyncpg.Connection, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1ms")
+    await client.submit_many([NewJob("a", {}, "g"), NewJob("a", {}, "g")])
+    console = browse()
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.job ORDER BY seq LIMIT 1 FOR UPDATE")
+        answer = await console.post("/all?act=cancel", data={"number": 2}, headers=HERE)
+        where = answer.headers["location"]
+        await eventually(partial(_says, console, where, "1 job of 2 changed, 1 skipped"), why="it goes on")
+        await eventually(partial(_is_over, console, where), why="it ends")
+
+
+async def test_an_act_on_a_job_that_another_transaction_holds_says_so(
+    browse: Open, client: Client, connection: asyncpg.Connection, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1ms")
+    job_id = await client.submit("a")
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+        answer = await browse().post(f"/jobs/{job_id}/cancel", headers=HERE)
+    assert (answer.status_code, "Another transaction holds what this changes: try again." in answer.text) == (409, True)
 
 
 async def _is(connection: asyncpg.Connection, sql: str, wanted: int) -> bool:

@@ -18,7 +18,7 @@ from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import NewJob, RunningJob
-from joex.http import route, visible
+from joex.http import route, turns, visible
 from joex.http.api import check_route, create_api
 from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, needs, needs_of
@@ -708,13 +708,62 @@ async def test_lists_that_wait_for_their_turn_leave_places_to_the_calls_of_other
         for _ in range(4):
             tenant = await tenants.enter_async_context(http_as("view", groups=["acme"]))
             reading += [asyncio.create_task(tenant.get("/api/v1/jobs")) for _ in range(route.MOST_OF_TENANT)]
-        refused = 4 * (route.MOST_OF_TENANT - route.MOST_LISTS)
+        refused = 4 * (route.MOST_OF_TENANT - turns.MOST_IN_LINE)
         await eventually(
             lambda: sum(one.done() for one in reading) >= refused, why="no tenant keeps more than its part"
         )
         assert (await asyncio.wait_for(owner.get("/api/v1/pools"), PATIENCE)).status_code == 200
         await lock.rollback()
-        assert Counter([(await one).status_code for one in reading]) == {200: 4 * route.MOST_LISTS, 503: refused}
+        assert Counter([(await one).status_code for one in reading]) == {200: 4 * turns.MOST_IN_LINE, 503: refused}
+
+
+async def test_changes_of_a_locked_job_leave_connections_to_the_submissions_of_others(
+    application, http_as, client, connection, monkeypatch
+):
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")  # the turns save the others, and not its end
+    job_id, own = await client.submit("a", group="acme"), {"type": "t", "id": "acme/one"}
+    await client.keyed.add("t", "acme/one", {}, group="acme")
+    calls = [(f"job/{job_id}/cancel", {}), ("keyed/remove", own), ("keyed/cancel", own), ("keyed/resubmit", own)]
+    waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+    async with http_as("submit", groups=["acme"]) as tenant, http_as("submit", groups=["globex"]) as other:
+        async with connection.transaction():
+            await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+            changes = [asyncio.create_task(tenant.post(f"/api/v1/{call}", json=body)) for call, body in calls * 6]
+            await eventually(lambda: application.state.calls._served.total() == len(changes))
+            await eventually(lambda: connection.fetchval(waits), why="one waits for the job")
+            submitted = other.post("/api/v1/jobs", json={"task": "b", "group": "globex"})
+            assert (await asyncio.wait_for(submitted, PATIENCE)).status_code == 201
+        await asyncio.gather(*changes)
+
+
+async def test_changes_of_four_tokens_leave_connections_to_the_submissions_of_others(
+    application, http_as, client, connection, monkeypatch
+):
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
+    job_id = await client.submit("a", group="acme")
+    waits = "SELECT count(*) >= 4 FROM pg_locks WHERE NOT granted"
+    async with AsyncExitStack() as callers, http_as("submit") as other:
+        tenants = [await callers.enter_async_context(http_as("submit", groups=["acme"])) for _ in range(12)]
+        async with connection.transaction():
+            await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+            changes = [asyncio.create_task(one.post(f"/api/v1/job/{job_id}/cancel")) for one in tenants]
+            await eventually(lambda: application.state.calls._served.total() == len(changes))
+            await eventually(lambda: connection.fetchval(waits), why="four wait for the job")
+            submitted = other.post("/api/v1/jobs", json={"task": "b"})
+            assert (await asyncio.wait_for(submitted, PATIENCE)).status_code == 201
+        assert Counter([(await one).status_code for one in changes]) == {200: 1, 409: 11}
+
+
+async def test_a_change_of_a_locked_job_is_refused_after_a_moment_and_the_answer_says_why(
+    http_as, client, connection, monkeypatch
+):
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1ms")
+    job_id = await client.submit("a")
+    async with http_as("submit") as http, connection.transaction():
+        await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+        answer = await http.post(f"/api/v1/job/{job_id}/cancel")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json() == {"detail": "another transaction holds what this changes: try again"}
 
 
 async def test_a_bound_token_has_the_same_read_for_a_keyed_job_of_another_as_for_none(http_as, client):

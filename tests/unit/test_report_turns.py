@@ -8,8 +8,8 @@ from fastapi import HTTPException, Request
 
 from joex.core.access import Scope
 from joex.http.caller import Caller
-from joex.http.route import Reports
 from joex.http.state import ASK_AGAIN, CALLER
+from joex.http.turns import line_of_reports
 
 
 def request_of(name: str, **state: Any) -> Request:
@@ -18,7 +18,7 @@ def request_of(name: str, **state: Any) -> Request:
 
 
 async def test_a_caller_waits_for_two_reports_of_another_one_however_many_that_one_wants():
-    reports, begun, may_end = Reports(), list[str](), asyncio.Event()
+    reports, begun, may_end = line_of_reports(), list[str](), asyncio.Event()
 
     async def read(name: str) -> None:
         async with reports.turn(request_of(name)):
@@ -41,5 +41,5 @@ async def test_a_report_is_not_read_if_its_token_was_revoked_while_it_waited():
         return None
 
     with pytest.raises(HTTPException, match="the token has expired, or was revoked"):
-        async with Reports().turn(request_of("acme", **{ASK_AGAIN: find_no_more})):
+        async with line_of_reports().turn(request_of("acme", **{ASK_AGAIN: find_no_more})):
             pytest.fail("it is read")

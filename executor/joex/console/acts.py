@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -19,9 +18,9 @@ from joex.client.client import Client
 from joex.core.job import State
 from joex.errors import DatabaseUnavailable, JoexError
 from joex.http.caller import Caller, acting
-from joex.http.route import Turns
+from joex.http.turns import Line
 from joex.store import audit, jobs, keyed
-from joex.store.errors import translated
+from joex.store.errors import Locked, translated
 from joex.store.jobs import Job
 from joex.store.search import Search, search_jobs
 from joex.store.statement import Connection
@@ -35,8 +34,6 @@ _PAGE = 200
 _PAUSE = 1.0
 MOST_RUNNING = 4
 """Acts of a user that go on at the same time."""
-MOST_ACTING = 4
-"""Users who act at a time: a job that another transaction holds keeps an act, and its connection, waiting."""
 _MOST_KEPT = 100
 """Acts of a user that have ended."""
 
@@ -105,7 +102,7 @@ class BulkAct:
         expected: how many jobs the user has confirmed: it changes no more.
         caller: the user.
         changed: how many jobs it has changed.
-        skipped: how many it has found in another state by then.
+        skipped: how many it has found in another state by then, or held by another transaction.
         is_stopped: whether the user has stopped it, or the user's token is no longer valid: it changes no further job.
         is_over: whether it has ended.
         trouble: why it has ended before all jobs were handled; None: it has not.
@@ -127,21 +124,16 @@ class BulkActs:
 
     Args:
         client: changes the jobs.
+        acts: where each change waits for its turn.
+        searches: likewise what finds the jobs.
         on_end: called with the name of its user when an act has ended.
     """
 
-    def __init__(self, client: Client, on_end: Callable[[str], None]) -> None:
-        self._client = client
+    def __init__(self, client: Client, acts: Line, searches: Line, on_end: Callable[[str], None]) -> None:
+        self._client, self._acts, self._searches = client, acts, searches
         self._on_end = on_end
         self._known: dict[UUID, BulkAct] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turns, self._all = Turns(), asyncio.Semaphore(MOST_ACTING)
-
-    @asynccontextmanager
-    async def turn(self, caller: Caller) -> AsyncIterator[None]:
-        """Held while this user changes something: one thing of a user at a time."""
-        async with self._turns.of(caller.name, 1), self._all:
-            yield
 
     def find(self, act_id: UUID, caller: Caller) -> BulkAct | None:
         """An act by its id, for the user who has begun it."""
@@ -196,10 +188,10 @@ class BulkActs:
         wanted = replace(wanted, states=states)
         while not bulk.is_over:
             try:
-                async with self.turn(caller), self._client.using() as connection:
+                async with self._searches.turn_of(caller.name), self._client.using() as connection:
                     page = await search_jobs(connection, wanted, cursor, _PAGE)
                 for job in page.jobs:
-                    async with self.turn(caller):
+                    async with self._acts.turn_of(caller.name):
                         bulk.is_stopped = bulk.is_stopped or not await still_valid()
                         if act.can(job) and bulk.changed < bulk.expected and not bulk.is_stopped:
                             await self._do(act, bulk, job.id, caller)
@@ -214,9 +206,9 @@ class BulkActs:
             with translated():  # the commit too may find the database away
                 async with acting(self._client, caller) as connection:
                     done = await act.do(connection, job_id)
-        except DatabaseUnavailable:
-            raise
-        except JoexError:  # another job has its tracker
+        except JoexError as error:  # another job has its tracker, or another transaction holds it
+            if isinstance(error, DatabaseUnavailable) and not isinstance(error, Locked):
+                raise
             done = "unchanged"
         if done in _NOTHING:
             bulk.skipped += 1

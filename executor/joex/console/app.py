@@ -23,8 +23,10 @@ from joex.console.snapshot import Snapshots
 from joex.console.views import Views
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
 from joex.http.errors import RETRY_AFTER
-from joex.http.route import Reports, together
+from joex.http.route import together
 from joex.http.tokens import Tokens
+from joex.http.turns import line_of_acts, line_of_reports
+from joex.store.errors import Locked
 
 ROUTERS = (
     queues.routes, jobs.routes, executors.routes, pools.routes, periodic.routes, simulate.routes, session.routes,
@@ -62,9 +64,11 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
         routes=[*_ALL.routes],
     )
     snapshots = Snapshots(client)
-    bulk_acts = BulkActs(client, snapshots.expire)
+    acts, searches = line_of_acts(), line_of_reports()
+    bulk_acts = BulkActs(client, acts, searches, snapshots.expire)
+    app.state.client, app.state.acts = client, acts  # see joex.http.turns
     app.state.console = Console(
-        client, snapshots, pace, views, callers, bulk_acts, Reports(), asyncio.Semaphore(1), WeakValueDictionary()
+        client, snapshots, pace, views, callers, bulk_acts, searches, asyncio.Semaphore(1), WeakValueDictionary()
     )
     app.state.closing = asyncio.Event()  # see joex.http.server.serve
     app.mount("/static", StaticFiles(packages=[("joex.console", "static")]))
@@ -88,6 +92,9 @@ def _add_handlers(app: FastAPI, views: Views) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         return views.error(request.scope, 400, str(error))
 
+    async def locked(request: Request, error: Exception) -> Response:
+        return views.error(request.scope, 409, f"{str(error).capitalize()}.")
+
     async def away(request: Request, error: Exception) -> Response:
         return views.error(request.scope, 503, str(error), RETRY_AFTER)
 
@@ -98,6 +105,7 @@ def _add_handlers(app: FastAPI, views: Views) -> None:
     app.add_exception_handler(RequestValidationError, wrong)
     app.add_exception_handler(InvalidJob, invalid)
     app.add_exception_handler(NotYours, invalid)
+    app.add_exception_handler(Locked, locked)
     app.add_exception_handler(DatabaseUnavailable, away)
     app.add_exception_handler(ConfigError, away)
     app.add_exception_handler(Exception, failed)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 from urllib.parse import parse_qsl
@@ -22,10 +21,9 @@ from joex.console.snapshot import Snapshot, Snapshots
 from joex.console.views import Views
 from joex.console.views import params as query_of
 from joex.core.access import Scope
-from joex.http.caller import Caller, acting, caller_of, refuse_if_revoked
-from joex.http.route import Reports
+from joex.http.caller import Caller, caller_of, refuse_if_revoked
 from joex.http.state import CALLER
-from joex.store.statement import Connection
+from joex.http.turns import Line
 
 LARGEST_FORM = 100_000
 """Bytes."""
@@ -46,26 +44,13 @@ class Console:
     views: Views
     callers: Callers
     bulk_acts: BulkActs
-    searches: Reports
+    searches: Line
     simulation: asyncio.Semaphore
     simulating: WeakValueDictionary[str, asyncio.Lock]
 
     async def snapshot(self, caller: Caller) -> Snapshot:
         """What this caller sees of the latest snapshot."""
         return await (await self.snapshots.get(caller.name)).within(caller.bounds)
-
-    @asynccontextmanager
-    async def acting(self, request: Request) -> AsyncIterator[Connection]:
-        """A transaction in which the caller of this request changes something, when it is its turn.
-
-        Raises:
-            HTTPException: 401: the token was revoked meanwhile.
-        """
-        caller = await caller_of(request)
-        async with self.bulk_acts.turn(caller):
-            await refuse_if_revoked(request)
-            async with acting(self.client, caller) as connection:
-                yield connection
 
 
 async def _console(request: Request) -> Console:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
+from joex.http.dependencies import TheTurn
 from joex.store import executors, stats
 
 routes = APIRouter()
@@ -31,14 +32,19 @@ async def list_executors(
 
 
 @routes.post("/executors/drain", dependencies=[needs(Scope.OPERATE, whole_system=True)])
-async def drain(
-    console: TheConsole, caller: TheCaller, request: Request, form: TheForm, ended: Annotated[str, Query()] = ""
+async def drain(  # noqa: PLR0917 - the form, and the page that it is on
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    form: TheForm,
+    turn: TheTurn,
+    ended: Annotated[str, Query()] = "",
 ) -> Response:
     """Ask an executor to take no more jobs, and to exit when its runs have ended."""
     app_id = form.get("app_id", "")
     if not app_id:  # (Of the function in SQL, no app-id means all executors.)
         not_found("There is no such executor.")
-    async with console.acting(request) as connection:
+    async with turn as connection:
         asked = await executors.drain(connection, app_id)
     if not asked:
         not_found(f"No executor {app_id!r} is alive.")

@@ -22,6 +22,7 @@ from joex.core.access import Scope
 from joex.core.duration import span
 from joex.core.job import State
 from joex.http.caller import still_valid
+from joex.http.dependencies import TheTurn
 from joex.http.visible import visible_reasons
 from joex.store import jobs, stats
 from joex.store.job_logs import Attempt, attempts, latest_log
@@ -168,13 +169,13 @@ def _life(job: Job, runs: Sequence[Attempt]) -> list[Moment]:
 
 
 @routes.post("/jobs/{job_id}/{act}", dependencies=[needs(Scope.OPERATE)])
-async def act_on_job(
-    console: TheConsole, caller: TheCaller, request: Request, job_id: JobId, act: str, _: TheForm
+async def act_on_job(  # noqa: PLR0917 - what they depend on
+    console: TheConsole, caller: TheCaller, request: Request, job_id: JobId, act: str, _: TheForm, turn: TheTurn
 ) -> Response:
     """Cancel a job, run it again, change its priority, or delete it."""
     if act not in ACTS:
         not_found("There is no such act.")
-    async with console.acting(request) as connection:
+    async with turn as connection:
         done = await ACTS[act].do(connection, job_id)
     console.snapshots.expire(caller.name)
     path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _query(request, cursor=True)

@@ -12,6 +12,7 @@ from joex.console.calls import Console, TheCaller, TheConsole, TheForm, needs, n
 from joex.core.access import Scope
 from joex.errors import InvalidJob
 from joex.http.caller import Caller
+from joex.http.dependencies import TheTurn
 from joex.store import stats
 from joex.store.bounded import NOTHING
 from joex.store.periodic import TaskKey, find, page_of_tasks
@@ -69,7 +70,7 @@ def _meaning(timer: str, zone: str) -> TimerCheck | str | None:
 
 @routes.post("/periodic/{act}", dependencies=[needs(Scope.OPERATE)])
 async def act_on_task(  # noqa: PLR0917 - the form, and the page that it is on
-    console: TheConsole, caller: TheCaller, request: Request, act: str, form: TheForm, after: After = ""
+    console: TheConsole, caller: TheCaller, request: Request, act: str, form: TheForm, turn: TheTurn, after: After = ""
 ) -> Response:
     """Run a periodic task now, enable it or disable it."""
     task_id = form.get("id", "")
@@ -77,7 +78,7 @@ async def act_on_task(  # noqa: PLR0917 - the form, and the page that it is on
         not_found("There is no such act.")
     name = await _named(console, caller, task_id, form.get("queue"), form.get("group"))
     tasks = console.client.periodic
-    async with console.acting(request) as connection:
+    async with turn as connection:
         if act == "run":
             ran = await tasks.run_now(name.id, queue=name.queue, group=name.group, connection=connection)
             answer, job = str(ran.answer), ran.job

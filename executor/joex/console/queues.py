@@ -19,6 +19,7 @@ from joex.console.standings import Group, Queue, Standing
 from joex.console.views import plural
 from joex.core.access import Scope
 from joex.http.caller import Caller
+from joex.http.dependencies import TheTurn
 from joex.http.visible import WhyNot, visible_reasons
 from joex.store import jobs
 from joex.store.bounded import NOTHING
@@ -98,7 +99,13 @@ async def overview(
 
 @routes.post("/queue", dependencies=[needs(Scope.OPERATE)])
 async def set_queue(  # noqa: PLR0917 - the form, and the page that it is on
-    console: TheConsole, caller: TheCaller, request: Request, form: TheForm, queue: Text = "", page: Page = 1
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    form: TheForm,
+    turn: TheTurn,
+    queue: Text = "",
+    page: Page = 1,
 ) -> Response:
     """Pause a queue, or resume it, and lead back to the same search and page of the overview."""
     named, paused = form.get("queue", ""), {"yes": True, "no": False}.get(form.get("paused", ""))
@@ -108,7 +115,7 @@ async def set_queue(  # noqa: PLR0917 - the form, and the page that it is on
         refuse(f"A pause concerns other groups too, and {caller.name} is bound to groups.")
     if not caller.bounds.holds(named, ""):
         not_found(f"There is no queue {named!r}.")
-    async with console.acting(request) as connection:
+    async with turn as connection:
         await console.client.queues.set(named, paused=paused, connection=connection)
     console.snapshots.expire(caller.name)
     return to(request, "/", queue=queue, page=page)
@@ -184,7 +191,7 @@ async def show_group(
 
 
 @routes.post("/group", dependencies=[needs(Scope.OPERATE)])
-async def set_group(console: TheConsole, caller: TheCaller, request: Request, form: TheForm) -> Response:
+async def set_group(console: TheConsole, caller: TheCaller, request: Request, form: TheForm, turn: TheTurn) -> Response:
     """Change the settings of a group."""
     queue, group = form.get("queue", ""), form.get("group", "")
     if not queue or not group:
@@ -196,7 +203,7 @@ async def set_group(console: TheConsole, caller: TheCaller, request: Request, fo
     if caller.groups is not None and (wish.weight is not None or wish.max_running is not None):
         refuse(f"A weight or a limit concerns other groups too, and {caller.name} is bound to groups.")
     if wish.is_any:
-        async with console.acting(request) as connection:
+        async with turn as connection:
             await console.client.groups.set(
                 group, queue=queue, weight=wish.weight, paused=wish.paused, max_running=wish.max_running,
                 connection=connection,

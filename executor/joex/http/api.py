@@ -20,8 +20,9 @@ from joex.http.caller import needs_of
 from joex.http.dependencies import BEARER, refuse_unknown_parameters
 from joex.http.errors import add_handlers, problems
 from joex.http.executor_protocol import ExecutorProtocol
-from joex.http.route import Calls, Reports, Route, Turns, routes_of, together
+from joex.http.route import Calls, Route, routes_of, together
 from joex.http.tokens import Tokens
+from joex.http.turns import Turns, line_of_acts, line_of_reports
 
 LARGEST_BODY = 10_000_000
 """The largest request body, in bytes."""
@@ -81,7 +82,8 @@ def create_api(
         routes=[*_ALL.routes],
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
-    api.state.turns, api.state.reports, api.state.calls = Turns(), Reports(), Calls()
+    api.state.turns, api.state.calls = Turns(), Calls()
+    api.state.reports, api.state.acts = line_of_reports(), line_of_acts()
     api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)
     api.state.keyed = KeyedJobs(
         client.connections,

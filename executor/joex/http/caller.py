@@ -179,7 +179,10 @@ TheCaller = Annotated[Caller, Depends(caller_of)]
 
 @asynccontextmanager
 async def acting(client: Client, caller: Caller) -> AsyncIterator[Connection]:
-    """A transaction in which the caller changes something: the audit names its token (see sql/17_audit.sql)."""
+    """A transaction in which the caller changes something: the audit names its token (see sql/17_audit.sql).
+
+    Whatever another transaction may hold is for `joex.http.turns.acting_in_turn`.
+    """
     async with client.using() as connection, connection.transaction():
-        await audit.set_caller(connection, caller.name)
+        await audit.begin(connection, caller.name)
         yield connection

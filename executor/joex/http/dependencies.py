@@ -18,8 +18,9 @@ from joex.http.caller import TheCaller
 from joex.http.errors import Answers, cut, problems
 from joex.http.executor_protocol import ExecutorProtocol
 from joex.http.models import Name
-from joex.http.route import Reports
+from joex.http.turns import Line, acting_in_turn
 from joex.store.jobs import place_of
+from joex.store.statement import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,12 @@ async def _executor(request: Request) -> ExecutorProtocol:
 
 
 async def _report(request: Request) -> AbstractAsyncContextManager[None]:
-    reports: Reports = request.app.state.reports
+    reports: Line = request.app.state.reports
     return reports.turn(request)
+
+
+async def _turn(request: Request) -> AbstractAsyncContextManager[Connection]:
+    return acting_in_turn(request)
 
 
 async def _trace_context(
@@ -61,6 +66,8 @@ TheExecutor = Annotated[ExecutorProtocol, Depends(_executor)]
 TheReport = Annotated[AbstractAsyncContextManager[None], Depends(_report)]
 """Held while a route reads, or passes over, what other groups have: few such calls read at a time, so that the
 others find a connection."""
+TheTurn = Annotated[AbstractAsyncContextManager[Connection], Depends(_turn)]
+"""A transaction in which the caller changes something, when it is its turn (`joex.http.turns`)."""
 QueueFilter = Annotated[Name | None, Query(description="only of this queue")]
 GroupFilter = Annotated[Name | None, Query(description="only of this group")]
 TheTraceContext = Annotated[str | None, Depends(_trace_context)]

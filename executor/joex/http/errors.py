@@ -29,7 +29,8 @@ _MEANINGS = {
     413: "The body is too large.",
     429: "The group has as many waiting jobs as it may: submit again later. Nothing was stored.",
     415: "The body is not declared as application/json.",
-    503: "The database is unreachable, or has another schema; or the executor serves too many calls: try again later.",
+    503: "The database is unreachable, or has another schema; another transaction holds what the call changes; or the "
+    "executor serves too many calls: try again later.",
 }
 
 

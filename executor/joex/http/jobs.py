@@ -14,7 +14,7 @@ from joex.client.submissions import new_job
 from joex.core.access import Scope
 from joex.core.job import NewJob, State
 from joex.errors import InvalidJob
-from joex.http.caller import Caller, TheCaller, acting, needs
+from joex.http.caller import Caller, TheCaller, needs
 from joex.http.dependencies import (
     Done,
     GroupFilter,
@@ -24,6 +24,7 @@ from joex.http.dependencies import (
     TheClient,
     TheReport,
     TheTraceContext,
+    TheTurn,
     no_such_job,
     refusals,
 )
@@ -186,9 +187,9 @@ async def why_not(client: TheClient, caller: TheCaller, job_id: JobId) -> list[W
     responses=refusals(404, 409) | {202: {"model": Cancelled, "description": "Its run is asked to end"}},
     dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)],
 )
-async def cancel_job(client: TheClient, caller: TheCaller, job_id: JobId, response: Response) -> Cancelled:
+async def cancel_job(client: TheClient, turn: TheTurn, job_id: JobId, response: Response) -> Cancelled:
     """Cancel a job."""
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         answer = await client.cancel(job_id, connection=connection)
     if answer == "not_found":
         no_such_job(job_id)
@@ -201,9 +202,9 @@ async def cancel_job(client: TheClient, caller: TheCaller, job_id: JobId, respon
 
 
 @routes.post("/api/v1/job/{job_id}/priority", responses=refusals(404, 409), dependencies=[needs(Scope.OPERATE)])
-async def change_priority(client: TheClient, caller: TheCaller, job_id: JobId, body: PriorityBody) -> Done:
+async def change_priority(client: TheClient, turn: TheTurn, job_id: JobId, body: PriorityBody) -> Done:
     """Change the priority of a waiting job."""
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         is_changed = await client.set_priority(job_id, body.priority, connection=connection)
     if not is_changed:
         await _refuse(client, job_id, "only the priority of a waiting job can change")
@@ -211,9 +212,9 @@ async def change_priority(client: TheClient, caller: TheCaller, job_id: JobId, b
 
 
 @routes.post("/api/v1/job/{job_id}/args", responses=refusals(404, 409), dependencies=[needs(Scope.OPERATE)])
-async def change_args(client: TheClient, caller: TheCaller, job_id: JobId, body: ArgsBody) -> Done:
+async def change_args(client: TheClient, turn: TheTurn, job_id: JobId, body: ArgsBody) -> Done:
     """Replace all arguments of a waiting job."""
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         is_changed = await client.set_args(job_id, body.args, connection=connection)
     if not is_changed:
         await _refuse(client, job_id, "only the arguments of a waiting job can change")
@@ -221,9 +222,9 @@ async def change_args(client: TheClient, caller: TheCaller, job_id: JobId, body:
 
 
 @routes.delete("/api/v1/job/{job_id}", responses=refusals(404), dependencies=[needs(Scope.OPERATE)])
-async def delete_job(client: TheClient, caller: TheCaller, job_id: JobId) -> Done:
+async def delete_job(client: TheClient, turn: TheTurn, job_id: JobId) -> Done:
     """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         answer = await client.remove(job_id, connection=connection)
     if answer == "not_found":
         no_such_job(job_id)
@@ -231,9 +232,9 @@ async def delete_job(client: TheClient, caller: TheCaller, job_id: JobId) -> Don
 
 
 @routes.post("/api/v1/job/{job_id}/retry", responses=refusals(404, 409), dependencies=[needs(Scope.OPERATE)])
-async def retry_job(client: TheClient, caller: TheCaller, job_id: JobId) -> Done:
+async def retry_job(client: TheClient, turn: TheTurn, job_id: JobId) -> Done:
     """Run a failed or cancelled job again, or now one that is stuck or not due."""
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         is_retried = await client.retry(job_id, connection=connection)
     if not is_retried:
         await _refuse(client, job_id, "only a job that failed, was cancelled, is stuck or not due can be retried")

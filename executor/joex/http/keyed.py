@@ -18,8 +18,8 @@ from joex.client.keyed_model import STATES, JobState, KeyedJob, keyed_job, name_
 from joex.core import tuples
 from joex.core.access import Scope
 from joex.errors import JobExists
-from joex.http.caller import Caller, TheCaller, acting, needs
-from joex.http.dependencies import TheClient, TheReport, TheTraceContext, refusals
+from joex.http.caller import Caller, TheCaller, needs
+from joex.http.dependencies import TheClient, TheReport, TheTraceContext, TheTurn, refusals
 from joex.http.errors import Answers, Problem, problem, problems
 from joex.http.route import Route
 from joex.http.values import Shown
@@ -193,21 +193,28 @@ async def add_job(body: AddBody, jobs: TheJobs, caller: TheCaller, trace: TheTra
 @routes.post(
     "/api/v1/keyed/remove", response_model=Ok, responses=_NOT_FOUND, dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)]
 )
-async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
+async def remove_job(
+    body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller, turn: TheTurn
+) -> Ok | Response:
     """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
     name = await named(client, caller, body)
-    return answered("not_found" if name is None else await jobs.remove(*name))
+    if name is None:
+        return answered("not_found")
+    async with turn as connection:
+        return answered(await jobs.remove(*name, connection=connection))
 
 
 @routes.post(
     "/api/v1/keyed/cancel", response_model=Ok, responses=_NOT_FOUND, dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)]
 )
-async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
+async def cancel_keyed_job(
+    body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller, turn: TheTurn
+) -> Ok | Response:
     """Cancel a job: it is finished now, or when its run has stopped. It stays, and you can resubmit it."""
     name = await named(client, caller, body)
     if name is None:
         return answered("not_found")
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         return answered(await jobs.cancel(*name, connection=connection))
 
 
@@ -217,12 +224,15 @@ async def cancel_keyed_job(body: JobNameBody, jobs: TheJobs, client: TheClient, 
     responses=_NOT_FOUND | _CONFLICT,
     dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)],
 )
-async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
+async def resubmit_job(
+    body: ResubmitBody, jobs: TheJobs, client: TheClient, caller: TheCaller, turn: TheTurn
+) -> Ok | Response:
     """Run a job once more. A running job runs again when its run ends; the run itself may ask for it."""
     name = await named(client, caller, body)
     if name is None:
         return answered("not_found" if body.lock_id is None else "worker_conflict")
-    return answered(await jobs.resubmit(*name, body.lock_id))
+    async with turn as connection:
+        return answered(await jobs.resubmit(*name, body.lock_id, connection=connection))
 
 
 @routes.post(

@@ -20,8 +20,8 @@ from joex.client.periodic import check_timer
 from joex.core.access import Scope
 from joex.core.duration import format_duration
 from joex.errors import InvalidJob, NotYours
-from joex.http.caller import TheCaller, acting, needs
-from joex.http.dependencies import Done, Limit, TheClient, TheReport, refusals
+from joex.http.caller import TheCaller, needs
+from joex.http.dependencies import Done, Limit, TheClient, TheReport, TheTurn, refusals
 from joex.http.errors import Answers, Problem, problems
 from joex.http.models import Body, Name, WorkBody
 from joex.http.route import Route
@@ -163,11 +163,13 @@ async def read_periodic_task(
 @routes.put(
     "/api/v1/periodic/{task_id:name}", responses=refusals(503) | _NOT_YOURS, dependencies=[needs(Scope.OPERATE)]
 )
-async def set_periodic_task(client: TheClient, caller: TheCaller, task_id: Id, body: PeriodicBody) -> Done:
+async def set_periodic_task(
+    client: TheClient, caller: TheCaller, turn: TheTurn, task_id: Id, body: PeriodicBody
+) -> Done:
     """Create a periodic task, or replace the one with this id in this queue and group."""
     caller.check_place(body.queue, body.group)
     with _owned():
-        async with acting(client, caller) as connection:
+        async with turn as connection:
             changed = await client.periodic.put(task_id, **dict(body), connection=connection)
     return Done(f"periodic task {task_id!r} is {'set' if changed else 'as it was'}")
 
@@ -179,7 +181,7 @@ async def set_periodic_task(client: TheClient, caller: TheCaller, task_id: Id, b
 )
 async def enable_periodic_task(
     client: TheClient,
-    caller: TheCaller,
+    turn: TheTurn,
     named: Annotated[dict[str, str], Depends(_named)],
     body: EnabledBody,
     *,
@@ -188,7 +190,7 @@ async def enable_periodic_task(
     """Enable or disable a periodic task."""
     change = client.periodic.enable if body.enabled else client.periodic.disable
     with _owned("" if any_owner else _FORCE):
-        async with acting(client, caller) as connection:
+        async with turn as connection:
             found = await change(**named, any_owner=any_owner, connection=connection)
     if not found:
         _no_such(named["task_id"])
@@ -202,14 +204,14 @@ async def enable_periodic_task(
 )
 async def remove_periodic_task(
     client: TheClient,
-    caller: TheCaller,
+    turn: TheTurn,
     named: Annotated[dict[str, str], Depends(_named)],
     *,
     any_owner: AnyOwner = False,
 ) -> Done:
     """Remove a periodic task; its jobs stay."""
     with _owned("" if any_owner else _FORCE):
-        async with acting(client, caller) as connection:
+        async with turn as connection:
             found = await client.periodic.remove(**named, any_owner=any_owner, connection=connection)
     if not found:
         _no_such(named["task_id"])
@@ -223,11 +225,11 @@ async def remove_periodic_task(
     dependencies=[needs(Scope.OPERATE)],
 )
 async def run_periodic_task_now(
-    client: TheClient, caller: TheCaller, named: Annotated[dict[str, str], Depends(_named)]
+    client: TheClient, turn: TheTurn, named: Annotated[dict[str, str], Depends(_named)]
 ) -> Ran:
     """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled."""
     with _owned():
-        async with acting(client, caller) as connection:
+        async with turn as connection:
             answer, job = await client.periodic.run_now(**named, connection=connection)
     if answer == "overlapping":
         detail = f"the last job of periodic task {named['task_id']!r} is not finished"

@@ -12,8 +12,8 @@ from fastapi import APIRouter, HTTPException, Path, Query, status
 
 from joex.core.access import Scope
 from joex.core.job import State
-from joex.http.caller import TheCaller, acting, needs
-from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, TheReport, refusals
+from joex.http.caller import TheCaller, needs
+from joex.http.dependencies import Done, GroupFilter, Limit, QueueFilter, TheClient, TheReport, TheTurn, refusals
 from joex.http.errors import problems
 from joex.http.models import GroupBody, Name, QueueBody
 from joex.http.route import Route
@@ -145,7 +145,7 @@ async def list_paused_queues(client: TheClient, caller: TheCaller, report: TheRe
 
 
 @routes.post("/api/v1/queues/{queue:name}", responses=refusals(), dependencies=[needs(Scope.OPERATE)])
-async def set_queue(client: TheClient, caller: TheCaller, queue: Annotated[Name, Path()], body: QueueBody) -> Done:
+async def set_queue(caller: TheCaller, turn: TheTurn, queue: Annotated[Name, Path()], body: QueueBody) -> Done:
     """Pause a queue, or resume it, for all takes that begin from now on. Runs go on, and submissions are accepted.
 
     A token that is bound to groups may not, because that concerns others too.
@@ -154,7 +154,7 @@ async def set_queue(client: TheClient, caller: TheCaller, queue: Annotated[Name,
         detail = f"queue: a pause concerns other groups too, and the token {caller.name!r} is bound to groups"
         raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
     caller.check_place(queue, "default")
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         await stats.set_queue(connection, queue, paused=body.paused)
     return Done(f"the queue {queue!r} is {'paused' if body.paused else 'resumed'}")
 
@@ -172,7 +172,7 @@ async def list_groups(
 
 
 @routes.post("/api/v1/groups/{group:name}", responses=refusals(), dependencies=[needs(Scope.OPERATE)])
-async def set_group(client: TheClient, caller: TheCaller, group: Annotated[Name, Path()], body: GroupBody) -> Done:
+async def set_group(caller: TheCaller, turn: TheTurn, group: Annotated[Name, Path()], body: GroupBody) -> Done:
     """Change the settings of a group in a queue; they apply at once.
 
     A token that is bound to groups may pause and resume them; weights and limits concern the others too.
@@ -182,7 +182,7 @@ async def set_group(client: TheClient, caller: TheCaller, group: Annotated[Name,
         if caller.groups is not None and name in body.model_fields_set:
             detail = f"{name}: it concerns other groups too, and the token {caller.name!r} is bound to groups"
             raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         await stats.set_group(connection, group, body.queue, weight=body.weight, paused=body.paused, **body.limits)
     return Done(f"the settings of group {group!r} in queue {body.queue!r} are changed")
 

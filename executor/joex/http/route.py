@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from json.decoder import WHITESPACE, JSONArray  # type: ignore[attr-defined] # typeshed lacks them
 from json.scanner import py_make_scanner  # type: ignore[attr-defined] # likewise
-from typing import Any, NoReturn
-from weakref import WeakValueDictionary
+from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.routing import APIRoute
@@ -25,6 +24,7 @@ from joex.errors import ConfigError, DatabaseUnavailable
 from joex.http.caller import Caller, caller_of, needs_of, refuse_if_revoked
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import CALLER
+from joex.http.turns import Turns, counted, refuse
 from joex.store.runs import size_limits
 
 MOST_REQUESTS = 700
@@ -39,10 +39,6 @@ LARGE = 100_000
 """Bytes of a body that takes more than a few milliseconds to parse."""
 MOST_LARGE = 4
 """Large bodies of a caller at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
-MOST_REPORTS = 2
-"""Lists and reports that read at a time, so that other calls find a connection."""
-MOST_LISTS = 50
-"""Lists and reports of a caller, with those that wait for their turn: each has a place that other calls need."""
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
 _LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
@@ -118,8 +114,8 @@ class Calls:
             HTTPException: 503: it has too many such calls.
         """
         if self._coming[caller] >= MOST_COMING:
-            _refuse(f"{MOST_COMING} bodies of your calls are on the way: try again")
-        with _counted(self._coming, caller):
+            refuse(f"{MOST_COMING} bodies of your calls are on the way: try again")
+        with counted(self._coming, caller):
             yield
 
     @contextmanager
@@ -130,10 +126,10 @@ class Calls:
             HTTPException: 503: there are too many, of this caller or of all.
         """
         if caller.bounds.are_set and self._served[caller.name] >= MOST_OF_TENANT:
-            _refuse(f"{MOST_OF_TENANT} of your calls are being served: try again")
+            refuse(f"{MOST_OF_TENANT} of your calls are being served: try again")
         if self._served.total() >= MOST_REQUESTS:
-            _refuse(f"{MOST_REQUESTS} calls are being served: try again")
-        with _counted(self._served, caller.name):
+            refuse(f"{MOST_REQUESTS} calls are being served: try again")
+        with counted(self._served, caller.name):
             yield
 
     @contextmanager
@@ -147,7 +143,7 @@ class Calls:
             of = Counter(self._waiting.values())
             [(other, most)] = of.most_common(1)
             if most <= of[caller] + 1:
-                _refuse(f"{MOST_WAITING} calls wait for a job: try again")
+                refuse(f"{MOST_WAITING} calls wait for a job: try again")
             longest = next(one for one, name in self._waiting.items() if name == other)
             del self._waiting[longest]
             longest.set()
@@ -157,55 +153,6 @@ class Calls:
             yield must_end
         finally:
             self._waiting.pop(must_end, None)
-
-
-@contextmanager
-def _counted(calls: Counter[str], caller: str) -> Iterator[None]:
-    calls[caller] += 1
-    try:
-        yield
-    finally:
-        calls[caller] -= 1
-        if not calls[caller]:
-            del calls[caller]
-
-
-def _refuse(detail: str) -> NoReturn:
-    raise HTTPException(503, detail, RETRY_AFTER | {"Connection": "close"})
-
-
-class Turns:
-    """At most so many of each caller at a time: of each, so that no tenant keeps others waiting."""
-
-    def __init__(self) -> None:
-        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    def of(self, caller: str, most: int) -> asyncio.Semaphore:
-        """Held during a turn of this caller."""
-        return self._of.setdefault(caller, asyncio.Semaphore(most))
-
-
-class Reports:
-    """Lets `MOST_REPORTS` read at a time, and as many of a caller wait for that: nobody waits for all of another's."""
-
-    def __init__(self) -> None:
-        self._turns, self._all = Turns(), asyncio.Semaphore(MOST_REPORTS)
-        self._of: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def turn(self, request: Request) -> AsyncIterator[None]:
-        """While the report of this request is read.
-
-        Raises:
-            HTTPException: 401: the token was revoked meanwhile. 503: too many of this caller wait.
-        """
-        name = (await caller_of(request)).name
-        if self._of[name] >= MOST_LISTS:
-            _refuse(f"{MOST_LISTS} of your lists wait for their turn: try again")
-        with _counted(self._of, name):
-            async with self._turns.of(name, MOST_REPORTS), self._all:
-                await refuse_if_revoked(request)
-                yield
 
 
 class _Request(Request):

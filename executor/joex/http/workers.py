@@ -16,8 +16,8 @@ from joex.client.keyed_model import KeyedJob, TypeTimeout, name_of
 from joex.core.access import Scope
 from joex.core.text import cut
 from joex.core.trace_context import headers_of
-from joex.http.caller import TheCaller, acting, needs, refuse_if_bound, still_valid
-from joex.http.dependencies import Done, TheClient, refusals
+from joex.http.caller import TheCaller, needs, refuse_if_bound, still_valid
+from joex.http.dependencies import Done, TheClient, TheTurn, refusals
 from joex.http.disconnect import unless_disconnected
 from joex.http.errors import problems
 from joex.http.keyed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
@@ -160,9 +160,9 @@ async def list_timeouts(jobs: TheJobs) -> Timeouts:
 
 
 @routes.post("/api/v1/timeouts", responses=refusals(), dependencies=[needs(Scope.OPERATE, whole_system=True)])
-async def set_timeout(body: TimeoutBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Done:
+async def set_timeout(body: TimeoutBody, jobs: TheJobs, turn: TheTurn) -> Done:
     """Set when Joex puts back runs of a type, so that others may take the jobs. Applies to runs that begin later."""
-    async with acting(client, caller) as connection:
+    async with turn as connection:
         await jobs.set_timeout(body.type, activity=body.activity, visibility=body.visibility, connection=connection)
     taken_away = body.activity is None and body.visibility is None
     return Done("the type has no timeout" if taken_away else "the timeout of the type is set")

@@ -11,10 +11,13 @@ from pydantic_core import from_json, to_json
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
+LONGEST_WAIT = "1s"
+"""How long an act waits for each lock: it keeps a connection, and the turns of others, while it waits."""
 _ACTS = statement("""
     SELECT nr, at, role, caller, act, subject, queue, grp AS "group", detail::text FROM joex.audit
     WHERE $1::timestamptz IS NULL OR at >= $1 ORDER BY nr DESC LIMIT $2::integer
 """)
+_BEGIN = statement("SELECT set_config('joex.caller', $1::text, true), set_config('lock_timeout', $2::text, true)")
 _SET_CALLER = statement("SELECT set_config('joex.caller', $1::text, true)")
 _NOTE = statement("SELECT joex_private.note_act($1::text, $2::text, p_detail => $3::text::jsonb)")
 _FORGET = statement("SELECT joex_private.forget_acts($1::interval)")
@@ -40,6 +43,12 @@ async def list_acts(connection: Connection, since: datetime | None, most: int) -
     with translated():
         rows = await connection.fetch(_ACTS, since, most)
     return [Act(**{**row, "detail": row["detail"] and from_json(row["detail"])}) for row in rows]
+
+
+async def begin(connection: Connection, caller: str) -> None:
+    """Begin an act of this transaction, on behalf of the caller: it waits `LONGEST_WAIT` for what another one holds."""
+    with translated():
+        await connection.execute(_BEGIN, caller, LONGEST_WAIT)
 
 
 async def set_caller(connection: Connection, caller: str) -> None:

@@ -48,18 +48,23 @@ _UNAVAILABLE = (
     _READ_ONLY,  # a standby, during a fail-over
     "40001",  # serialization failure
     "40P01",  # deadlock
-    "55P03",  # lock not available
     "57014",  # query cancelled
     "57P01",  # admin shutdown
     "57P02",  # crash shutdown
     "57P03",  # cannot connect now
 )
+_LOCKED = "55P03"  # lock not available
 _WRONG_DATABASE = ("28", "3D000")  # invalid authorization; invalid catalog name
 _NO_RIGHT = "42501"
 _NOT_PREPARED = ("26000", "42P05")  # no such prepared statement; it exists already
 _NO_SCHEMA = ("3F000", "42P01", "42703", "42883")  # no such schema; table; column; function
 _WRONG_DATA = ("22", "23")  # data exception; integrity constraint violation
 _STORED_MEANWHILE = "another attempt of this submission has just stored it: repeat it once more to get its id"
+
+
+class Locked(DatabaseUnavailable):
+    """Another transaction holds what a statement would have changed, and has held it for as long as that may wait."""
+
 
 NO_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """The errors of reading a notification that is not Joex's: any client can send anything on any channel."""
@@ -96,6 +101,8 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
     state, text = _sqlstate(error), reason(error)
     if isinstance(error, OSError) or state.startswith(_UNAVAILABLE):  # (TimeoutError is an OSError, too)
         return DatabaseUnavailable(f"the database is not available: {text}")
+    if state == _LOCKED:
+        return Locked("another transaction holds what this changes: try again")
     if state in _OURS:
         return _OURS[state](text)
     if isinstance(error, asyncpg.ClientConfigurationError) or state.startswith(_WRONG_DATABASE):

@@ -1,0 +1,113 @@
+"""Callers take turns for what would keep connections to the database from the calls of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import NoReturn
+from weakref import WeakValueDictionary
+
+from fastapi import HTTPException, Request
+
+from joex.http.caller import acting, caller_of, refuse_if_revoked
+from joex.http.errors import RETRY_AFTER
+from joex.store.statement import Connection
+
+MOST_REPORTS = 2
+"""Lists and reports that read at a time, so that other calls find a connection."""
+MOST_ACTING = 4
+"""Callers who change something at a time: what another transaction holds keeps such a call, and its connection."""
+MOST_IN_LINE = 50
+"""Calls of a caller with those that wait for their turn, in each line: each has a place that other calls need."""
+
+
+class Turns:
+    """At most so many of each caller at a time: of each, so that no tenant keeps others waiting."""
+
+    def __init__(self) -> None:
+        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def of(self, caller: str, most: int) -> asyncio.Semaphore:
+        """Held during a turn of this caller."""
+        return self._of.setdefault(caller, asyncio.Semaphore(most))
+
+
+class Line:
+    """Lets so many have their turn at a time, in the order of their coming: nobody waits for all calls of another one.
+
+    Args:
+        what: whose line it is, for messages.
+        most: turns at a time.
+        of_each: of them, those of one caller.
+    """
+
+    def __init__(self, what: str, most: int, of_each: int) -> None:
+        self._what, self._of_each = what, of_each
+        self._turns, self._all = Turns(), asyncio.Semaphore(most)
+        self._of: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, request: Request) -> AsyncIterator[None]:
+        """Held while this request is at work.
+
+        Raises:
+            HTTPException: 401: the token was revoked meanwhile. 503: too many of this caller wait.
+        """
+        name = (await caller_of(request)).name
+        if self._of[name] >= MOST_IN_LINE:
+            refuse(f"{MOST_IN_LINE} of your {self._what} wait for their turn: try again")
+        with counted(self._of, name):
+            async with self.turn_of(name):
+                await refuse_if_revoked(request)
+                yield
+
+    @asynccontextmanager
+    async def turn_of(self, caller: str) -> AsyncIterator[None]:
+        """Held while something is done for this caller, beyond its requests."""
+        async with self._turns.of(caller, self._of_each), self._all:
+            yield
+
+
+def line_of_reports() -> Line:
+    """The line for what passes over the jobs or periodic tasks of others."""
+    return Line("lists", MOST_REPORTS, MOST_REPORTS)
+
+
+def line_of_acts() -> Line:
+    """The line for changes; submissions, and reports of workers, need no turn."""
+    return Line("changes", MOST_ACTING, 1)
+
+
+@asynccontextmanager
+async def acting_in_turn(request: Request) -> AsyncIterator[Connection]:
+    """A transaction in which the caller of this request changes something, when it is its turn.
+
+    Raises:
+        HTTPException: 401, 503: see `Line.turn`.
+    """
+    state = request.app.state
+    async with state.acts.turn(request), acting(state.client, await caller_of(request)) as connection:
+        yield connection
+
+
+@contextmanager
+def counted(calls: Counter[str], caller: str) -> Iterator[None]:
+    """While a call of this caller counts."""
+    calls[caller] += 1
+    try:
+        yield
+    finally:
+        calls[caller] -= 1
+        if not calls[caller]:
+            del calls[caller]
+
+
+def refuse(detail: str) -> NoReturn:
+    """Refuse a call for now.
+
+    Raises:
+        HTTPException: 503.
+    """
+    raise HTTPException(503, detail, RETRY_AFTER | {"Connection": "close"})
