@@ -728,7 +728,8 @@ async def test_changes_of_a_locked_job_leave_connections_to_the_submissions_of_o
     async with http_as("submit", groups=["acme"]) as tenant, http_as("submit", groups=["globex"]) as other:
         async with connection.transaction():
             await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
-            changes = [asyncio.create_task(tenant.post(f"/api/v1/{call}", json=body)) for call, body in calls * 6]
+            # (Of each call there are more than connections.)
+            changes = [asyncio.create_task(tenant.post(f"/api/v1/{call}", json=body)) for call, body in calls * 12]
             await eventually(lambda: application.state.calls._served.total() == len(changes))
             await eventually(lambda: connection.fetchval(waits), why="one waits for the job")
             submitted = other.post("/api/v1/jobs", json={"task": "b", "group": "globex"})
