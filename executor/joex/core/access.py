@@ -64,7 +64,7 @@ EVERYTHING = Bounds()
 
 
 def is_own_id(name: Any, own: str) -> bool:
-    """Whether an id that is unique in the whole database is one of this group (or queue); SQL: ``must_be_own_id``.
+    """Whether an id that all groups share is one of this group (or queue); SQL: ``must_be_own_id``.
 
     A text begins with the group and a slash, and has no other slash: ids that begin with ``acme/eu/`` are those of a
     group ``acme/eu``. The first element of a tuple is the group.
