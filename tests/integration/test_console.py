@@ -10,6 +10,7 @@ from functools import partial
 from html import unescape
 from ipaddress import ip_network
 from itertools import count
+from pkgutil import resolve_name
 from typing import Any
 from uuid import UUID
 
@@ -337,6 +338,88 @@ async def test_one_user_who_acts_all_the_time_neither_makes_it_read_all_the_time
         snapshots.expire("ann")
         assert (await snapshots.get("bob")).number == number
     assert loop.time() - began >= 2 * takes / SHARE_AFTER_ACTS
+
+
+@pytest.mark.parametrize("slow", ["joex.store.stats.group_stats", "joex.console.snapshot.queues_of"])
+async def test_a_user_who_has_acted_sees_an_older_snapshot_that_says_so_rather_than_wait_for_long(
+    browse: Open, client: Client, monkeypatch: Any, slow: str
+) -> None:
+    """The reading takes long, or what the console then makes of it does."""
+    now, takes, quick = 1000.0, 30.0, resolve_name(slow)
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        nonlocal now
+        now += takes
+        return quick(*given, **named)
+
+    monkeypatch.setattr(slow, slowly)
+    app = create_console(client)
+    app.state.console.snapshots._clock = lambda: now
+    console = browse(app=app)
+    await client.submit("a", group="acme")
+
+    async def set_paused(paused: str) -> tuple[bool, bool, bool]:
+        form = {"queue": "default", "group": "acme", "paused": paused}
+        leads_to = (await console.post("/group", data=form, headers=HERE)).headers["location"]
+        [settings] = await client.groups.settings()
+        return settings.paused, *await page(leads_to)
+
+    async def page(path: str) -> tuple[bool, bool]:
+        async with asyncio.timeout(PATIENCE):
+            text = _main((await console.get(path)).text)
+        return "Resume this group" in text, "Your last change does not show yet. These" in text
+
+    path = "/group?queue=default&group=acme"
+    assert await page(path) == (False, False)
+    assert await set_paused("yes") == (True, False, True)
+    assert await set_paused("no") == (False, False, True)  # though the older snapshot has it so already
+    assert await set_paused("yes") == (True, False, True)
+    now += takes / SHARE_AFTER_ACTS
+    assert await page(path) == (True, False)
+
+
+async def test_nor_does_such_a_user_wait_for_long_for_a_reading_that_is_under_way(
+    client: Client, monkeypatch: Any
+) -> None:
+    snapshots = Snapshots(client)
+    assert (await snapshots.get("ann")).number == 1
+    may_end, read = asyncio.Event(), stats.group_stats
+
+    async def read_later(*given: Any, **named: Any) -> Any:
+        await may_end.wait()
+        return await read(*given, **named)
+
+    monkeypatch.setattr(stats, "group_stats", read_later)
+    monkeypatch.setattr("joex.console.snapshot.OVERDUE", 0.1)
+    snapshots.expire("ann")
+    async with asyncio.timeout(PATIENCE):
+        assert (await snapshots.get("ann")).number == 1
+    may_end.set()
+    await eventually(lambda: _has(snapshots, 2), why="the reading has gone on")
+
+
+async def test_a_page_that_waits_until_the_next_reading_may_begin_ends_when_the_console_closes(
+    client: Client, monkeypatch: Any
+) -> None:
+    now, read = 1000.0, stats.group_stats
+
+    def read_slowly(*given: Any, **named: Any) -> Any:
+        nonlocal now
+        now += OVERDUE * SHARE_AFTER_ACTS
+        return read(*given, **named)
+
+    monkeypatch.setattr(stats, "group_stats", read_slowly)
+    app = create_console(client)
+    snapshots = app.state.console.snapshots
+    snapshots._clock = lambda: now
+    assert (await snapshots.get("ann")).number == 1
+    snapshots.expire("ann")
+    waiting = asyncio.create_task(snapshots.get("ann"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    app.state.closing.set()
+    async with asyncio.timeout(1):
+        assert (await waiting).number == 1
 
 
 async def test_the_console_serves_its_callers_while_it_judges_the_groups_of_a_snapshot(

@@ -63,14 +63,14 @@ def create_console(client: Client, access: Access | None = None) -> FastAPI:
         middleware=[Middleware(SignIn, callers=callers, views=views)],
         routes=[*_ALL.routes],
     )
-    snapshots = Snapshots(client)
+    app.state.closing = asyncio.Event()  # see joex.http.server.serve
+    snapshots = Snapshots(client, closing=app.state.closing)
     acts, searches = line_of_acts(), line_of_reports()
     bulk_acts = BulkActs(client, acts, searches, snapshots.expire)
     app.state.client, app.state.acts = client, acts  # see joex.http.turns
     app.state.console = Console(
         client, snapshots, pace, views, callers, bulk_acts, searches, asyncio.Semaphore(1), WeakValueDictionary()
     )
-    app.state.closing = asyncio.Event()  # see joex.http.server.serve
     app.mount("/static", StaticFiles(packages=[("joex.console", "static")]))
     _add_handlers(app, views)
     return app

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -31,11 +32,14 @@ SHORTEST_PAUSE = 2.0
 SHARE = 0.01
 """The part of the time that the server reads, at most."""
 SHARE_AFTER_ACTS = 0.2
-"""The same while users change something: each of them sees what it has changed, and waits for that if need be."""
+"""The part of the time that readings take while users change something: each waits, up to `OVERDUE`, for its own."""
 PATIENCE = 0.2
 """Seconds for which a viewer waits for a new snapshot; one that takes longer is for the next viewers."""
 OVERDUE = 10.0
-"""Seconds after which a reading is overdue, or three times as long as the last one: a silent link fails much later."""
+"""Seconds after which a reading is overdue, or three times as long as the last one: a silent link fails much later.
+
+No user who has changed something waits for longer to see that.
+"""
 HISTORY = timedelta(hours=1)
 _EVERY_GROUP = 2**31 - 1
 _MOST_EXECUTORS = 10_000
@@ -83,11 +87,15 @@ class Snapshots:
     Args:
         client: reads them.
         clock: seconds that never go back.
+        closing: set when the console closes.
     """
 
-    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, client: Client, clock: Callable[[], float] = time.monotonic, closing: asyncio.Event | None = None
+    ) -> None:
         self._client = client
         self._clock = clock
+        self._closing = closing or asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._current: Snapshot | None = None
         self._next_at = self._begun = self._cost = 0.0
@@ -101,37 +109,43 @@ class Snapshots:
         """The latest snapshot. While the database is away, it is the last one that could be read.
 
         Args:
-            caller: the name of the user who sees it: it has what this user has changed.
+            caller: the name of the user who sees it: it has what this user has changed, or `why_old` says that not.
 
         Raises:
             DatabaseUnavailable, ConfigError: none could be read yet.
         """
-        changes = self._changes_of.get(caller, 0)
-        while self._current is None or self._seen < changes:
-            if not self._is_reading and (pause := self._may_read_at - self._clock()) > 0:
-                await asyncio.sleep(pause)
-                continue
+        changes, until = self._changes_of.get(caller, 0), self._clock() + OVERDUE
+        if self._current is None:
             await asyncio.shield(self._read_again())
-            if self._trouble is not None:
-                break
         if self._current is None:
             assert self._trouble is not None  # noqa: S101 - there is one or the other
             raise self._trouble
+        while self._seen < changes:
+            left = until - self._clock()
+            pause = 0.0 if self._is_reading else max(0.0, self._may_read_at - self._clock())
+            if pause >= left:
+                break
+            with suppress(TimeoutError):
+                if pause:
+                    await asyncio.wait_for(self._closing.wait(), pause)
+                    break
+                await asyncio.wait_for(asyncio.shield(self._read_again()), left)
+                if self._trouble is not None:
+                    break
         if self._clock() >= (self._next_at if self._seen == self._changes else self._may_read_at):
             await asyncio.wait({self._read_again()}, timeout=PATIENCE)
         return self._current
 
-    @property
-    def why_old(self) -> str | None:
-        """Why the latest snapshot is older than it should be; None: it is not."""
+    def why_old(self, caller: str) -> str | None:
+        """Why the latest snapshot is older than it should be for this user; None: it is not."""
         if self._trouble is not None:
-            return "The database is away"
+            return "The database is away: reconnecting"
         if self._is_reading and self._clock() - self._begun >= max(OVERDUE, 3 * self._cost):
-            return "The database has not answered for a while"
-        return None
+            return "The database has not answered for a while: reconnecting"
+        return "Your last change does not show yet" if self._seen < self._changes_of.get(caller, 0) else None
 
     def expire(self, caller: str) -> None:
-        """From now on, this user sees a snapshot that is younger than this: the user has changed something."""
+        """This user has changed something, and waits for a snapshot that is younger than this."""
         self._changes += 1
         self._changes_of[caller] = self._changes
 
@@ -153,7 +167,7 @@ class Snapshots:
                 self._current, self._trouble = await self._read(connection), None
             self._seen = changes
             self._changes_of = {one: change for one, change in self._changes_of.items() if change > changes}
-            self._may_read_at = self._begun + self._cost / SHARE_AFTER_ACTS
+            self._may_read_at = self._begun + (self._clock() - self._begun) / SHARE_AFTER_ACTS
         except (DatabaseUnavailable, ConfigError) as error:
             self._trouble, self._cost = error, self._clock() - self._begun
         self._next_at = self._begun + max(SHORTEST_PAUSE, self._cost / SHARE)

@@ -73,8 +73,8 @@ class Views:
             snapshot: what the page shows; None: it shows more than that.
             context: the variables of the template.
         """
-        trouble = None if snapshots is None else snapshots.why_old
         caller: Caller | None = getattr(request.state, CALLER, None)
+        trouble = None if snapshots is None or caller is None else snapshots.why_old(caller.name)
         known = request.headers.get("if-none-match")
         tag = None
         if snapshot is not None and status == 200:  # noqa: PLR2004 - OK
