@@ -193,15 +193,10 @@ async def add_job(body: AddBody, jobs: TheJobs, caller: TheCaller, trace: TheTra
 @routes.post(
     "/api/v1/keyed/remove", response_model=Ok, responses=_NOT_FOUND, dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)]
 )
-async def remove_job(
-    body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller, turn: TheTurn
-) -> Ok | Response:
+async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
     """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
     name = await named(client, caller, body)
-    if name is None:
-        return answered("not_found")
-    async with turn as connection:
-        return answered(await jobs.remove(*name, connection=connection))
+    return answered("not_found" if name is None else await jobs.remove(*name))
 
 
 @routes.post(
@@ -224,15 +219,12 @@ async def cancel_keyed_job(
     responses=_NOT_FOUND | _CONFLICT,
     dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)],
 )
-async def resubmit_job(
-    body: ResubmitBody, jobs: TheJobs, client: TheClient, caller: TheCaller, turn: TheTurn
-) -> Ok | Response:
+async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
     """Run a job once more. A running job runs again when its run ends; the run itself may ask for it."""
     name = await named(client, caller, body)
     if name is None:
         return answered("not_found" if body.lock_id is None else "worker_conflict")
-    async with turn as connection:
-        return answered(await jobs.resubmit(*name, body.lock_id, connection=connection))
+    return answered(await jobs.resubmit(*name, body.lock_id))
 
 
 @routes.post(
