@@ -331,6 +331,12 @@ async def it_is_invalid(world: World) -> None:
 
 
 @state
+async def its_secret_is_missing(world: World) -> None:
+    world.fleet.unknown = "SecretMissing"
+    world.pool(replicas=0)
+
+
+@state
 async def a_periodic_task_is_due_each_second(world: World) -> None:
     world.pool(replicas=0)
     world.task("*:*:*")
@@ -399,6 +405,20 @@ async def check(world: World) -> None:
     assert world.reconciles <= MOST_RECONCILES
     assert len(world.fleet.changes) <= MOST_CHANGES, world.fleet.changes
     assert len(world.fleet.refused) <= 2 * world.reconciles, world.fleet.refused
+
+
+@pytest.mark.parametrize("lack", [it_is_invalid, its_secret_is_missing])
+async def test_periodic_tasks_of_a_namespace_without_any_are_at_rest_until_its_pool_can_be_worked_with(
+    lack: State, world: World
+) -> None:
+    await lack(world)
+    await world.rest(0.5)
+    tasks = Key(PERIODIC, "prod")
+    assert tasks not in world.clock.due
+    world.fleet.unknown = None
+    world.pool(replicas=0)
+    await world.controller._reconcile(Key(POOL, "prod", "documents"))
+    assert tasks in world.clock.due
 
 
 async def test_a_reconcile_asks_for_the_url_of_a_pool_once_even_if_there_is_none(world: World) -> None:

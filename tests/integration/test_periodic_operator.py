@@ -101,6 +101,14 @@ class Operator:
     async def until_ready(self, name: str, reason: str = "Stored") -> None:
         await eventually(lambda: self.ready(name) == reason, why=f"{name} is {reason}")
 
+    async def until_at_rest(self) -> None:
+        """Wait until no reconcile is under way or due at once."""
+        queue = self.controller._queue
+        await eventually(
+            lambda: not queue._busy and all(due > asyncio.get_running_loop().time() for due in queue._due.values()),
+            why="the operator is at rest",
+        )
+
     def _put(self, kind: str, name: str, spec: dict[str, Any]) -> None:
         self._generation += 1
         metadata = {"name": name, "namespace": SPACE, "uid": f"{kind} {name}", "generation": self._generation}
@@ -342,12 +350,55 @@ async def test_a_pool_that_is_made_again_with_another_url_of_its_database_has_it
     async with running_operator(database_url, poll=1000.0) as operator:
         operator.fleet.urls["other"] = database_url.replace("postgresql://", "postgres://")
         operator.pool()
+        operator.pool("stays")
         operator.task("nightly", "03:00")
         await operator.until_ready("nightly")
         operator.remove(POOL, "pool")
         operator.pool(database={"secretName": "other"})
         await eventually(lambda: not operator.controller._left, why="the rows that the pool left have gone")
+        await operator.until_at_rest()
         assert [row["id"] for row in await connection.fetch(OURS.format("id"))] == [f"{SPACE}/nightly"]
+
+
+@pytest.mark.parametrize("fails", ["a status is refused", "a row is held"])
+async def test_a_pool_that_is_made_again_with_another_url_of_its_database_has_new_rows_once(
+    operator: Operator, connection: asyncpg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    tries: asyncio.Queue[None] = asyncio.Queue()
+    reconcile = PeriodicReconciler.reconcile
+
+    async def noted(*args: Any) -> float | None:
+        tries.put_nowait(None)
+        return await reconcile(*args)
+
+    operator.fleet.urls["other"] = database_url.replace("postgresql://", "postgres://")
+    operator.pool()
+    for name in ("held", "nightly"):
+        operator.task(name, "03:00")
+        await operator.until_ready(name)
+    await operator.until_marked(connection, f"{SPACE}/nightly")
+    made = OURS.format("created_at") + f" AND id = '{SPACE}/nightly'"
+    first = await connection.fetchval(made)
+    async with connection.transaction():
+        if fails == "a row is held":
+            await connection.execute(f"SELECT FROM joex_private.periodic_task WHERE id = '{SPACE}/held' FOR UPDATE")
+        else:
+            operator.fleet.refuses.add("held")
+        operator.remove(POOL, "pool")
+        operator.pool(database={"secretName": "other"})
+        operator.task("held", "04:00")
+        await eventually(lambda: _is_another(connection, made, {None, first}), why="nightly has another row")
+        second = await connection.fetchval(made)
+        monkeypatch.setattr(PeriodicReconciler, "reconcile", noted)
+        for _ in range(3):
+            await tries.get()
+        assert await connection.fetchval(made) == second
+    operator.fleet.refuses.clear()
+    await operator.until_ready("held")
+    await eventually(lambda: not operator.controller._left, why="nothing is left")
+    assert await connection.fetchval(made) == second
+    rows = await connection.fetch(OURS.format("id, timer") + " ORDER BY id")
+    assert [tuple(row) for row in rows] == [(f"{SPACE}/held", "04:00"), (f"{SPACE}/nightly", "03:00")]
 
 
 async def test_the_rows_of_a_pool_go_though_the_operator_lost_the_namespace_for_a_moment(
@@ -574,6 +625,10 @@ async def _unreadable(*_: Any) -> str:
 async def _timers(connection: asyncpg.Connection) -> bool:
     rows = await connection.fetch(OURS.format("id, timer"))
     return {tuple(row) for row in rows} == {(f"{SPACE}/held", "04:00"), (f"{SPACE}/free", "04:00")}
+
+
+async def _is_another(connection: asyncpg.Connection, query: str, known: set[Any]) -> bool:
+    return await connection.fetchval(query) not in known
 
 
 async def _is_empty(connection: asyncpg.Connection) -> bool:

@@ -19,7 +19,7 @@ from joex_operator.api.names import pools_named, replica_of
 from joex_operator.api.objects import Pool, SpecError, parse_pool, reference
 from joex_operator.control.database import Databases
 from joex_operator.control.fleet import Fleet, FleetError, UrlUnknown
-from joex_operator.control.periodic_reconciler import PeriodicReconciler
+from joex_operator.control.periodic_reconciler import Left, PeriodicReconciler
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.control.pool_reconciler import PoolReconciler
 from joex_operator.control.work_queue import WorkQueue
@@ -78,9 +78,10 @@ class Controller:
         self._pools: dict[Key, Pool] = {}
         self._refused: dict[Key, SpecError] = {}
         self._urls: dict[Key, str] = {}
+        self._unknown: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._under_way: dict[Key, float] = {}
-        self._left: dict[str, set[tuple[str, str]]] = {}
+        self._left: dict[str, set[Left]] = {}
         self._pool_reconciler = PoolReconciler(fleet, self.databases, self.metrics, poll=poll)
         self._periodic_reconciler = PeriodicReconciler(fleet, self.databases, poll=poll)
 
@@ -113,7 +114,7 @@ class Controller:
             return
         if kind == POOL:
             if (url := self._urls.get(key)) is not None:
-                self._left.setdefault(namespace, set()).add((owner(self._fleet.home(namespace), name), url))
+                self._left.setdefault(namespace, set()).add(Left(owner(self._fleet.home(namespace), name), url))
             self._forget_pool(key)
         self._queue.add(Key(PERIODIC, namespace))
 
@@ -141,6 +142,7 @@ class Controller:
         self._queue.drop(key)
         for known in (self._pools, self._refused, self._urls, self._failures):
             known.pop(key, None)
+        self._unknown.discard(key)
         self._pool_reconciler.forget(key.namespace, key.name)
 
     def enqueue(self, namespace: str, pool: str) -> None:
@@ -221,7 +223,11 @@ class Controller:
         try:
             url = await self._fleet.database_url(pool)
         except UrlUnknown as error:
+            self._unknown.add(key)
             return error.problem
+        if key in self._unknown:
+            self._unknown.remove(key)
+            self._queue.add(Key(PERIODIC, key.namespace))  # it may have rows of tasks that have gone meanwhile
         if self._pools.get(key) is pool and self._urls.get(key) != url:  # it may have gone or changed meanwhile
             self._urls[key] = url
             await self._close_unused()
@@ -233,30 +239,33 @@ class Controller:
         urls = {other: await self._note_url(other, pool) for other, pool in pools.items() if pool is not None}
         # What follows is of one moment: meanwhile objects may have gone, which left rows, and pools been made again.
         here = [other for other in before if other in self._objects]
-        now = {
-            owner(self._fleet.home(key.namespace), other.name): self._urls.get(other)
-            for other in self._keys(key.namespace)
-            if other.kind == POOL
-        }
+        now = [other for other in self._keys(key.namespace) if other.kind == POOL]
+        owners = {other.name: owner(self._fleet.home(key.namespace), other.name) for other in now}
+        used = {owners[other.name]: self._urls.get(other) for other in now}
         left = self._left.get(key.namespace, set())
-        left.difference_update(now.items())
+        left -= {one for one in left if used.get(one.owner) == one.url}
         # The rows of a pool that was made again may be in the database that it has now, while that is not known.
-        gone = {(name, url) for name, url in left if name not in now or now[name] is not None}
-        after = await self._periodic_reconciler.reconcile(
-            key.namespace,
-            [self._objects[other] for other in here if other.kind == PERIODIC],
-            {other.name: pools[other] for other in here if other in pools},
-            {other.name: urls[other] for other in here if other in urls},
-            gone,
-        )
-        left -= gone  # not before: a reconcile that failed is tried again
+        gone = {one for one in left if one.owner not in used or used[one.owner] is not None}
+        manifests = [self._objects[other] for other in here if other.kind == PERIODIC]
+        # First, and whatever comes after: a pool that was made again may have its rows in the same database, by another
+        # URL of it.
+        held = await self._periodic_reconciler.remove(gone)
+        left -= gone
+        left |= held
         if not self._left.get(key.namespace):
             self._left.pop(key.namespace, None)
-        await self._close_unused()  # this reconcile was the last to need the database of a pool that is gone
-        return after
+        await self._close_unused()  # this was the last to need the database of a pool that is gone
+        after = await self._periodic_reconciler.reconcile(
+            owners,
+            manifests,
+            {other.name: pools[other] for other in here if other in pools},
+            {other.name: urls[other] for other in here if other in urls},
+        )
+        return self._poll if after is None and held else after
 
     async def _close_unused(self) -> None:
-        await self.databases.close_others({*self._urls.values(), *self._periodic_reconciler.visited})
+        left = {one.url for some in self._left.values() for one in some}
+        await self.databases.close_others({*self._urls.values(), *left})
 
     async def _refuse(self, manifest: Mapping[str, Any], error: SpecError) -> None:
         ref = reference(manifest)

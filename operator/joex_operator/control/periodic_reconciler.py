@@ -2,16 +2,17 @@
 
 All tasks of a namespace are reconciled together. So the reconciler finds rows whose object was deleted while no
 operator ran: a pool of this namespace owns them, and no object asks for them. Databases are synced concurrently: one
-that is down delays no task of another, unless a pool that has just gone was the last to use it.
+that is down delays no task of another, unless a pool that has just gone used it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from joex.core.periodic import NewPeriodicTask
 from joex.errors import InvalidJob, JoexError
@@ -29,7 +30,6 @@ from joex_operator.decide.periodic_rows import (
     condition,
     desired_row,
     next_reconcile,
-    owner,
     with_next_run,
 )
 from joex_operator.decide.plan import DatabaseProblem
@@ -42,6 +42,18 @@ _LOCKED = DatabaseProblem("Locked", "an open transaction holds its row in the da
 
 _Answer: TypeAlias = dict[str, PeriodicTask | DatabaseProblem] | DatabaseProblem
 """Rows by their ids, each with its problem where the database refused it; or why the database can't be read."""
+
+
+class Left(NamedTuple):
+    """What a pool that is gone has left: all rows of its owner in a database, or the one that could not be removed.
+
+    After the first try, one row each: a pool that was made again may have new rows of the same owner there, by another
+    URL of the same database.
+    """
+
+    owner: str
+    url: str
+    row: TaskKey | None = None
 
 
 class _HeldError(Exception):
@@ -61,61 +73,48 @@ class PeriodicReconciler:
         self._fleet = fleet
         self._databases = databases
         self._poll = poll
-        self._last_visits: dict[str, set[str]] = {}
 
-    @property
-    def visited(self) -> set[str]:
-        """The URLs that a reconcile under way still uses, though no pool has them any more."""
-        return {url for urls in self._last_visits.values() for url in urls}
+    async def remove(self, left: Collection[Left]) -> set[Left]:
+        """Remove what pools have left, if its database answers; returns the rows that a transaction holds."""
+        here: dict[str, list[Left]] = {}
+        for one in left:
+            here.setdefault(one.url, []).append(one)
+        return set().union(*await asyncio.gather(*(self._remove(url, some) for url, some in here.items())))
 
     async def reconcile(
         self,
-        namespace: str,
+        owners: Mapping[str, str],
         manifests: Sequence[Mapping[str, Any]],
         pools: Mapping[str, Pool | None],
         databases: Mapping[str, str | DatabaseProblem],
-        left: Collection[tuple[str, str]],
     ) -> float | None:
         """Sync the tasks of a namespace; returns the seconds until the next reconcile, None: when something changes.
 
         Args:
-            namespace: of the tasks and pools.
+            owners: of the rows of each pool, by its name.
             manifests: all PeriodicTasks of the namespace.
             pools: all its pools, by name; None for an invalid one.
             databases: the URL of each valid pool's database, or why it is not known.
-            left: the owners of the rows of pools that are gone, with their databases: these rows are removed, if their
-                database answers.
 
         Raises:
             FleetError: a status could not be stored. All else is done.
-            JoexError: another transaction holds a row, perhaps one that was left. All else is done.
         """
         desired = [desired_row(manifest, pools) async for manifest in _in_turn(manifests)]
         urls = {name: url for name, url in databases.items() if isinstance(url, str)}
         problems = {name: problem for name, problem in databases.items() if isinstance(problem, DatabaseProblem)}
         for name in pools.keys() - databases.keys():
             problems[name] = DatabaseProblem("InvalidPool", f"JoexPool {name!r} is invalid: its conditions say why")
-        owners = {name: owner(self._fleet.home(namespace), name) for name in urls}
         here: dict[str, dict[str, list[DesiredRow]]] = {}
-        for name, url in (*left, *((owners[pool], url) for pool, url in urls.items())):
-            here.setdefault(url, {})[name] = []
+        for name, url in urls.items():
+            here.setdefault(url, {})[owners[name]] = []
         for one in desired:
             if one.pool in urls:
                 here[urls[one.pool]][owners[one.pool]].append(one)
-        self._last_visits[namespace] = {url for _, url in left}
-        at: dict[str, _Answer] = {}
-        try:
-            # What was left goes first: a pool that was made again may name the same database by another URL.
-            for some in (here.keys() - urls.values(), set(urls.values())):
-                at |= zip(some, await asyncio.gather(*(self._sync_rows(url, here[url]) for url in some)), strict=True)
-        finally:
-            del self._last_visits[namespace]
+        answers = await asyncio.gather(*(self._sync_rows(url, some) for url, some in here.items()))
+        at = dict(zip(here, answers, strict=True))
         found: dict[str, _Answer] = {**problems, **{name: at[url] for name, url in urls.items()}}
         await self._store_statuses(desired, found)
-        locked = any(_LOCKED in some.values() for some in at.values() if not isinstance(some, DatabaseProblem))
-        if locked and left:
-            raise JoexError(_LOCKED.message)
-        if not desired and not locked and not any(isinstance(one, DatabaseProblem) for one in found.values()):
+        if not desired and not any(isinstance(one, DatabaseProblem) or _LOCKED in one.values() for one in answers):
             return None
         rows = [
             row
@@ -125,6 +124,18 @@ class PeriodicReconciler:
             if isinstance(row, PeriodicTask)
         ]
         return next_reconcile(rows, datetime.now(UTC), self._poll)
+
+    async def _remove(self, url: str, left: Collection[Left]) -> set[Left]:
+        """Remove what is left in one database; returns the rows that a transaction holds."""
+        held: set[Left] = set()
+        with suppress(JoexError, OSError):
+            async with self._databases.get(url).connection() as connection:
+                found = await _rows(connection, {one.owner for one in left if one.row is None})
+                rows = [(row.name, row.owner) for row in chain.from_iterable(found.values())]
+                for key, name in (*rows, *((one.row, one.owner) for one in left if one.row is not None)):
+                    if await store.remove(connection, key, name, waits=False) == "locked":
+                        held.add(Left(name, url, key))
+        return held
 
     async def _sync_rows(self, url: str, owned: Mapping[str, Sequence[DesiredRow]]) -> _Answer:
         """Sync the rows of one database; returns the rows. ``owned``: the desired ones of each owner."""

@@ -108,8 +108,14 @@ async def claimed_late(monkeypatch, namespaces):
     which owners have left rows behind."""
     seen: asyncio.Queue[tuple[int, int, list[str]]] = asyncio.Queue()
 
-    async def reconcile(_, _namespace, tasks, pools, _databases, left):
-        seen.put_nowait((len(tasks), len(pools), [name for name, _ in left]))
+    gone: list[str] = []
+
+    async def remove(_, left):
+        gone[:] = [one.owner for one in left]
+        return set()
+
+    async def reconcile(_, _owners, tasks, pools, _databases):
+        seen.put_nowait((len(tasks), len(pools), gone.copy()))
 
     async def nothing(*_):
         return 60.0
@@ -120,6 +126,7 @@ async def claimed_late(monkeypatch, namespaces):
 
     monkeypatch.setattr(PeriodicReconciler, "reconcile", reconcile)
     monkeypatch.setattr(PoolReconciler, "reconcile", nothing)
+    monkeypatch.setattr(PeriodicReconciler, "remove", remove)
     monkeypatch.setattr(Controller, "_note_url", note_url)
     async with ApiClient(Configuration()) as client:
         api = Objects(client, OperatorMetrics())
