@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import cycle
 from typing import Any
 
 import kopf
@@ -46,6 +47,8 @@ _TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)
 """Seconds between tries to reach the API server. A longer back-off would outlast most outages."""
 _CHECK_CRDS_EVERY = 2.0
 _REFUSED_AGAIN_IN = 10.0
+_PROBES_APART = 1.0
+"""Seconds between two questions whether rights are back, at least: there may be a thousand namespaces."""
 
 
 class KopfWatches:
@@ -107,16 +110,20 @@ class KopfWatches:
 
         Or until the API server grants again what it refused to `resync`: no watch tells of that, if none has broken.
         """
-        while not self._needs_resync.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_REFUSED_AGAIN_IN if self._left_out else None):
-                    await self._needs_resync.wait()
-                    break
-            for namespace, (kind, _) in self._left_out.items():
-                with suppress(ApiError):
-                    await self._api.get(path_of(namespace, kind), limit="1")
-                    self.request_resync()
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(self._ask_for_rights())
+            await self._needs_resync.wait()
+            asking.cancel()
         self._needs_resync.clear()
+
+    async def _ask_for_rights(self) -> None:
+        """Request a resync when the API server grants again what it refused. The namespaces take turns."""
+        for namespace, (kind, _) in cycle(self._left_out.items()):
+            await asyncio.sleep(max(_REFUSED_AGAIN_IN / len(self._left_out), _PROBES_APART))
+            with suppress(ApiError):
+                await self._api.get(path_of(namespace, kind), limit="1")
+                self.request_resync()
+                return
 
     def request_resync(self) -> None:
         """Let `missed` return."""

@@ -74,8 +74,10 @@ class Objects(KubernetesApi):
     holder = ""
     uid = "1"
     refused: Mapping[str, ApiError] = {}
+    asked = 0
 
     async def get(self, path, **_):
+        self.asked += 1
         await asyncio.sleep(0.01)  # as over a network: all else goes on meanwhile
         for end, error in self.refused.items():
             if path.endswith(end):
@@ -124,9 +126,9 @@ async def claimed_late(monkeypatch, namespaces):
         controller._urls[key] = "postgresql:///x"
         return controller._urls[key]
 
+    monkeypatch.setattr(PeriodicReconciler, "remove", remove)
     monkeypatch.setattr(PeriodicReconciler, "reconcile", reconcile)
     monkeypatch.setattr(PoolReconciler, "reconcile", nothing)
-    monkeypatch.setattr(PeriodicReconciler, "remove", remove)
     monkeypatch.setattr(Controller, "_note_url", note_url)
     async with ApiClient(Configuration()) as client:
         api = Objects(client, OperatorMetrics())
@@ -214,6 +216,7 @@ async def test_a_namespace_that_the_api_server_refuses_is_left_out_and_keeps_no_
 async def test_a_namespace_that_was_refused_is_listed_as_soon_as_the_rights_are_back(claimed_late, monkeypatch):
     api, _, watches, _, _ = claimed_late
     monkeypatch.setattr(kopf_watches, "_REFUSED_AGAIN_IN", 0.01)
+    monkeypatch.setattr(kopf_watches, "_PROBES_APART", 0.01)
     api.refused = {"/shop/deployments": Forbidden("no right")}
     await watches.resync()
     missed = asyncio.create_task(watches.missed())
@@ -224,6 +227,47 @@ async def test_a_namespace_that_was_refused_is_listed_as_soon_as_the_rights_are_
     assert not missed.done()
     api.refused = {}
     await missed
+
+
+@pytest.mark.parametrize("namespaces", [tuple(f"n{number}" for number in range(100))])
+async def test_of_many_namespaces_that_were_refused_one_is_asked_at_a_time_and_none_once_the_rights_are_back(
+    claimed_late, monkeypatch
+):
+    api, _, watches, _, _ = claimed_late
+    monkeypatch.setattr(kopf_watches, "_REFUSED_AGAIN_IN", 0.05)
+    monkeypatch.setattr(kopf_watches, "_PROBES_APART", 0.05)
+    api.refused = {"/deployments": Forbidden("no right")}
+    await watches.resync()
+    api.asked = 0
+    missed = asyncio.create_task(watches.missed())
+    await asyncio.wait({missed}, timeout=0.5)
+    assert 1 < api.asked <= 10
+    api.asked, api.refused = 0, {}
+    await missed
+    assert api.asked == 1
+
+
+@pytest.mark.parametrize("namespaces", [("shop", "prod")])
+async def test_an_api_server_that_does_not_answer_whether_rights_are_back_keeps_no_list_waiting(
+    claimed_late, monkeypatch
+):
+    api, _, watches, _, _ = claimed_late
+    monkeypatch.setattr(kopf_watches, "_REFUSED_AGAIN_IN", 0.01)
+    monkeypatch.setattr(kopf_watches, "_PROBES_APART", 0.01)
+    asked = asyncio.Event()
+
+    async def silent(*_, **__):
+        asked.set()
+        await asyncio.Event().wait()
+
+    api.refused = {"/shop/deployments": Forbidden("no right")}
+    await watches.resync()
+    monkeypatch.setattr(api, "get", silent)
+    missed = asyncio.create_task(watches.missed())
+    await asked.wait()
+    watches.request_resync()
+    async with asyncio.timeout(PATIENCE):
+        await missed
 
 
 @pytest.mark.parametrize("namespaces", [("prod", "shop")])
