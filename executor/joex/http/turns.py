@@ -76,7 +76,7 @@ def line_of_reports() -> Line:
 
 
 def line_of_acts() -> Line:
-    """The line for acts, which the audit notes: what programs do all day, as resubmissions of keyed jobs, has no turn."""
+    """The line for acts, which the audit notes: what programs do all day (resubmissions of keyed jobs) has no turn."""
     return Line("changes", MOST_ACTING, 1)
 
 
