@@ -69,7 +69,9 @@ async def categories(api: Api) -> set[str]:
     return {category for crd in found for category in crd["spec"]["names"]["categories"]}
 
 
-async def test_they_are_installed_and_upgraded_and_outlive_the_release(api: Api, helm: Helm, namespace: str) -> None:
+async def test_they_are_upgraded_and_outlive_the_release_and_the_next_of_its_name_takes_them_over(
+    api: Api, helm: Helm, namespace: str
+) -> None:
     release = Release(helm, "one", namespace)
     assert LEFT not in await release.install()
     assert await owners(api) == {"one"}
@@ -81,32 +83,24 @@ async def test_they_are_installed_and_upgraded_and_outlive_the_release(api: Api,
     await release.upgrade()
     await release.uninstall()
     assert await owners(api) == {"one"}
-
-
-async def test_a_new_release_of_the_same_name_takes_those_of_the_old_one_over(
-    api: Api, helm: Helm, namespace: str
-) -> None:
-    release = Release(helm, "one", namespace)
-    await release.install()
-    await release.uninstall()
     await make_stale(api)
     assert LEFT not in await release.install()
     assert await categories(api) == {"joex"}
 
 
-@pytest.mark.parametrize("others", ["gone", "alive"])
 async def test_a_release_of_another_name_leaves_them_and_says_how_to_bring_them_up_to_date(
-    api: Api, helm: Helm, namespaces: Namespaces, others: str
+    api: Api, helm: Helm, namespaces: Namespaces
 ) -> None:
+    """Whether the release that made them is still there or not."""
     first, second = (
         Release(helm, "one", place := await namespaces.make()),
         Release(helm, "two", await namespaces.make()),
     )
     await first.install()
-    if others == "gone":
-        await first.uninstall()
     await make_stale(api)
-    for said in (await second.install(), await second.upgrade()):
+    beside = await second.install()
+    await first.uninstall()
+    for said in (beside, await second.upgrade()):
         for name in NAMES:
             assert f"{LEFT} {name}: it was made by the release {place}/one." in said
             assert f"kubectl apply --server-side --force-conflicts -f crds/{name}.yaml" in said
@@ -115,10 +109,16 @@ async def test_a_release_of_another_name_leaves_them_and_says_how_to_bring_them_
     assert await owners(api) == {"one"}
 
 
-async def test_they_can_be_handed_over_to_another_release(api: Api, helm: Helm, namespace: str) -> None:
+async def test_those_applied_by_hand_are_left_to_the_hand_until_they_are_handed_over(
+    api: Api, helm: Helm, namespace: str
+) -> None:
     for name in NAMES:
         await apply_definition(api, name)
     release = Release(helm, "two", namespace)
+    assert "it was not made by Helm" in await release.install()
+    await release.uninstall()
+    assert await owners(api) == {""}
+
     await release.install()
     await make_stale(api)
     helms = {"meta.helm.sh/release-name": "two", "meta.helm.sh/release-namespace": namespace}
@@ -127,16 +127,6 @@ async def test_they_can_be_handed_over_to_another_release(api: Api, helm: Helm, 
         await api.patch(KIND, name, {"metadata": metadata})
     assert LEFT not in await release.upgrade()
     assert await categories(api) == {"joex"}
-
-
-async def test_those_applied_by_hand_are_left_to_the_hand(api: Api, helm: Helm, namespace: str) -> None:
-    for name in NAMES:
-        await apply_definition(api, name)
-    release = Release(helm, "one", namespace)
-    assert "it was not made by Helm" in await release.install()
-    assert await owners(api) == {""}
-    await release.uninstall()
-    assert await owners(api) == {""}
 
 
 async def test_one_that_was_removed_comes_back_with_the_next_upgrade(api: Api, helm: Helm, namespace: str) -> None:

@@ -5,9 +5,6 @@ An operator's state is in the cluster and the database, so the next one continue
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-
-import pytest
 
 from tests.support.cluster.connection import Object
 from tests.support.cluster.local import LocalCluster
@@ -30,25 +27,34 @@ async def retired(system: System) -> list[str]:
 
 
 @asynccontextmanager
-async def held_up(system: System, operator: OperatorProcess) -> AsyncIterator[None]:
-    """No operator can retire or forget a name; at the end of the block the test kills the one that waits for that."""
+async def held_up(system: System) -> AsyncIterator[None]:
+    """No operator can retire or forget a name."""
     async with system.db.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE joex_private.retired IN SHARE MODE")
         yield
-        waiting = await eventually(lambda: system.db.fetchval(_WAITING), why="the operator is about to write")
-        await operator.kill()
-        await system.db.execute("SELECT pg_terminate_backend($1, 10000)", waiting)
 
 
-async def killed_as_it_retires(system: System, operator: OperatorProcess) -> None:
-    async with held_up(system, operator):
+async def kill_as_it_writes(system: System, operator: OperatorProcess) -> None:
+    waiting = await eventually(lambda: system.db.fetchval(_WAITING), why="the operator is about to write")
+    await operator.kill()
+    await system.db.execute("SELECT pg_terminate_backend($1, 10000)", waiting)
+
+
+async def test_a_drain_is_finished_by_the_next_operator_from_any_point(system: System) -> None:
+    """The test kills the operator before it retires the name, before it deletes the replica and before it forgets.
+
+    Those could not release their Leases. The same process takes it, as the next container of its pod.
+    """
+    operator = system.operator()
+    await system.pool(replicas=1)
+    held = await system.submit("hold", flag="go")
+    await system.effects.begun(held)
+    async with held_up(system):
         await system.pool(replicas=0)
+        await kill_as_it_writes(system, operator)
     assert await retired(system) == []
-    await system.effects.flag("go")
 
-
-async def killed_before_it_deletes(system: System, operator: OperatorProcess) -> None:
-    await system.pool(replicas=0)
+    operator = system.operator()
     await eventually(lambda: retired(system))
     operator.pause()
     await system.effects.flag("go")
@@ -57,27 +63,13 @@ async def killed_before_it_deletes(system: System, operator: OperatorProcess) ->
     await operator.kill()
     assert await system.replicas() == {"pool-0"}
 
-
-async def killed_before_it_forgets(system: System, operator: OperatorProcess) -> None:
-    await system.pool(replicas=0)
-    await eventually(lambda: retired(system))
-    async with held_up(system, operator):
-        await system.effects.flag("go")
+    async with held_up(system):
+        operator = system.operator()
         await system.until_replicas()
+        await kill_as_it_writes(system, operator)
     assert await retired(system) == ["pool-0"]
 
-
-@pytest.mark.parametrize("killed", [killed_as_it_retires, killed_before_it_deletes, killed_before_it_forgets])
-async def test_a_drain_is_finished_by_the_next_operator_from_any_point(system: System, killed: Any) -> None:
-    first = system.operator()
-    await system.pool(replicas=1)
-    held = await system.submit("hold", flag="go")
-    await system.effects.begun(held)
-    await killed(system, first)
-
-    # The old operator could not release its Lease. The same process would take it, as the next container of its pod.
     system.operator()
-    await system.until_replicas()
     await eventually(lambda: _is_empty(system), why="the name is free again")
     assert await system.effects.all_finished([held]) == {"success": 1}
     assert await system.db.fetchval("SELECT losses FROM joex_private.job WHERE id = $1", held) == 0
