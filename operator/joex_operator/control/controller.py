@@ -223,7 +223,8 @@ class Controller:
         try:
             url = await self._fleet.database_url(pool)
         except UrlUnknown as error:
-            self._unknown.add(key)
+            if key in self._pools:  # it may have gone meanwhile
+                self._unknown.add(key)
             return error.problem
         if key in self._unknown:
             self._unknown.remove(key)
