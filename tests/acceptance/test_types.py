@@ -1,4 +1,4 @@
-"""What pyright says about programs that use Joex, and about Joex itself. `make check` shows the programs to mypy.
+"""What type checkers say about programs that use Joex, and about Joex itself: mypy and pyright.
 
 In the programs of the folder ``typed``, each line with a mistake ends with ``type: ignore``. The checkers report such a
 comment if there is nothing to ignore, so they have no complaint if they refuse these lines and accept all others.
@@ -32,6 +32,12 @@ def run(*command: str | Path) -> str:
     return subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, check=False, env=environment
     ).stdout
+
+
+def test_mypy_refuses_the_lines_with_mistakes_and_no_others(tmp_path):
+    options = ("--strict", "--config-file=", "--follow-imports=silent", "--cache-dir", tmp_path)
+    files = sorted(TYPED.glob("*.py"))
+    assert run("mypy", *options, *files) == f"Success: no issues found in {len(files)} source files\n"
 
 
 def test_pyright_refuses_the_lines_with_mistakes_and_no_others(tmp_path):
