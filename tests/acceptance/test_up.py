@@ -228,18 +228,21 @@ async def test_a_pool_grows_from_zero_to_its_most_and_back_and_a_busy_executor_l
     await up.write(pool()).start()
     assert up.executors() == []
 
-    jobs = await hold(client, "long", *["short"] * 4)
-    for_three = [await effects.begun(job) for job in jobs[:3]]
-    assert len({run["pid"] for run in for_three}) == 3
-    assert set(await living(database)) == {"here/docs-0", "here/docs-1", "here/docs-2"}
-    assert {executor.pid for executor in up.executors()} == {run["pid"] for run in for_three}
+    flags = [str(number) for number in range(5)]
+    jobs = await hold(client, *flags)
+    for_three = [(await effects.begun(job))["pid"] for job in jobs[:3]]
+    of = await living(database)
+    assert set(of) == {"here/docs-0", "here/docs-1", "here/docs-2"}
+    assert set(for_three) == set(of.values()) == {executor.pid for executor in up.executors()}
 
-    await effects.flag("short")
-    assert await effects.all_finished(jobs[1:]) == {"success": 4}
-    busy = [for_three[0]["pid"]]
+    # Neither the first nor the last executor is the busy one: it leaves last because of its job.
+    long = for_three.index(of["here/docs-1"])
+    await effects.flag(*flags[:long], *flags[long + 1 :])
+    assert await effects.all_finished([*jobs[:long], *jobs[long + 1 :]]) == {"success": 4}
+    busy = [of["here/docs-1"]]
     await eventually(lambda: [e.pid for e in up.executors()] == busy, why=f"the idle ones leave: {up}")
-    await effects.flag("long")
-    assert await effects.all_finished(jobs[:1]) == {"success": 1}
+    await effects.flag(flags[long])
+    assert await effects.all_finished([jobs[long]]) == {"success": 1}
     await eventually(lambda: not up.executors(), why=f"the pool is at zero again: {up}")
     assert await living(database) == {}
     assert await database.fetchval("SELECT max(attempt) FROM joex_private.job") == 1
