@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
+from typing import TypeGuard
 
 import asyncpg
 import pytest
@@ -296,12 +297,21 @@ async def test_a_page_does_what_it_says(page, postgres, database_url, connection
                 await connection.execute(step.text.replace("019f...", str(uuid.uuid4())))
             elif isinstance(step, Session):
                 await hold(step, database_url)
-            elif isinstance(step, Command) and step.text.startswith("joex simulate examples"):
+            elif is_simulation(step):
                 # All figures are equal: the same seed gives the same. (A slow machine prints its progress on stderr.)
-                _, printed = await shell.run(f"{step.text.rstrip()} 2>progress || cat progress")
-                assert printed.strip() == (step.shown or "").strip()
+                code, printed = await shell.run(f"{step.text.rstrip()} 2>progress || (cat progress; false)")
+                assert (code, printed.strip()) == (0, (step.shown or "").strip())
             else:
                 await follow(shell, step)
+
+
+def is_simulation(step: Step) -> TypeGuard[Command]:
+    """Whether a step simulates a workload of the examples, and thus prints the same figures each time."""
+    return isinstance(step, Command) and step.text.startswith("joex simulate examples")
+
+
+def test_the_page_on_simulation_shows_three_whose_figures_are_compared() -> None:
+    assert len([step for step in steps(DOCS / "how-to" / "simulation.md") if is_simulation(step)]) == 3
 
 
 async def follow(shell: Shell, step: Step) -> None:
