@@ -74,11 +74,10 @@ class Objects(KubernetesApi):
     holder = ""
     uid = "1"
     refused: Mapping[str, ApiError] = {}
-    asked = 0
+    answers_in = 0.01
 
     async def get(self, path, **_):
-        self.asked += 1
-        await asyncio.sleep(0.01)  # as over a network: all else goes on meanwhile
+        await asyncio.sleep(self.answers_in)  # as over a network: all else goes on meanwhile
         for end, error in self.refused.items():
             if path.endswith(end):
                 raise error
@@ -234,17 +233,20 @@ async def test_of_many_namespaces_that_were_refused_one_is_asked_at_a_time_and_n
     claimed_late, monkeypatch
 ):
     api, _, watches, _, _ = claimed_late
-    monkeypatch.setattr(kopf_watches, "_REFUSED_AGAIN_IN", 0.05)
-    monkeypatch.setattr(kopf_watches, "_PROBES_APART", 0.05)
     api.refused = {"/deployments": Forbidden("no right")}
     await watches.resync()
-    api.asked = 0
-    missed = asyncio.create_task(watches.missed())
-    await asyncio.wait({missed}, timeout=0.5)
-    assert 1 < api.asked <= 10
-    api.asked, api.refused = 0, {}
-    await missed
-    assert api.asked == 1
+    pauses = []
+    sleep = asyncio.sleep
+
+    async def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 19:  # before the tenth question
+            api.refused = {}
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    await watches.missed()
+    assert pauses == [kopf_watches._PROBES_APART, api.answers_in] * 10
 
 
 @pytest.mark.parametrize("namespaces", [("shop", "prod")])
