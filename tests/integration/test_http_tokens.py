@@ -767,6 +767,22 @@ async def test_a_change_of_a_locked_job_is_refused_after_a_moment_and_the_answer
     assert answer.json() == {"detail": "another transaction holds what this changes: try again"}
 
 
+@pytest.mark.parametrize("state", ["40001", "55P03"])
+async def test_a_change_whose_commit_fails_for_now_is_to_be_tried_again(http_as, client, connection, state):
+    """As at serializable; or where another session has notified, and its commit waits for a standby."""
+    job_id = await client.submit("a")
+    async with http_as("submit") as http:
+        await connection.execute(f"""
+            CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '{state}'; END $$;
+            CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON joex_private.act DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()
+        """)
+        answer = await http.post(f"/api/v1/job/{job_id}/cancel")
+    assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2")
+    assert (await client.get(job_id)).state == "waiting"
+
+
 async def test_a_bound_token_has_the_same_read_for_a_keyed_job_of_another_as_for_none(http_as, client):
     """Another statement, or a large payload that is read and then not shown, would tell by the time that it takes."""
     await client.keyed.add("t", "globex/one", {"data": {"text": SECRET}}, group="globex")

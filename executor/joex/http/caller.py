@@ -18,6 +18,7 @@ from joex.core.access import Bounds, Scope, is_own_id
 from joex.http.errors import cut
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.store import audit, tokens
+from joex.store.errors import translated
 from joex.store.statement import Connection
 
 _MOST_SHOWN = 5
@@ -183,6 +184,7 @@ async def acting(client: Client, caller: Caller) -> AsyncIterator[Connection]:
 
     Whatever another transaction may hold is for `joex.http.turns.acting_in_turn`.
     """
-    async with client.using() as connection, connection.transaction():
-        await audit.begin(connection, caller.name)
-        yield connection
+    with translated():  # (the commit, too, may find the database away, or a lock that another session has)
+        async with client.using() as connection, connection.transaction():
+            await audit.begin(connection, caller.name)
+            yield connection

@@ -35,7 +35,7 @@ class Turns:
 
 
 class Line:
-    """Lets so many have their turn at a time, in the order of their coming: nobody waits for all calls of another one.
+    """Lets so many have their turn at a time, in the order of their coming: no caller waits for all calls of another.
 
     Args:
         what: whose line it is, for messages.
