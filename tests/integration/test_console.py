@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from html import unescape
@@ -23,7 +24,7 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from joex import Client
-from joex.console.acts import MOST_RUNNING
+from joex.console.acts import ACTS, MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
@@ -37,8 +38,9 @@ from joex.http.caller import OWNER
 from joex.http.listening import listen
 from joex.http.server import serve
 from joex.http.tokens import KEPT_FOR
-from joex.store import audit, stats, tokens
+from joex.store import audit, jobs, stats, tokens
 from joex.store.database import connect
+from joex.store.errors import Locked
 from joex.store.listing import Filter, list_jobs
 from joex.store.search import Search, count_jobs, search_jobs
 from tests.support.asgi import transport
@@ -801,6 +803,35 @@ async def test_an_act_on_a_job_that_another_transaction_holds_says_so(
         await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
         answer = await browse().post(f"/jobs/{job_id}/cancel", headers=HERE)
     assert (answer.status_code, "Another transaction holds what this changes: try again." in answer.text) == (409, True)
+
+
+async def test_an_act_on_many_jobs_that_the_database_interrupts_counts_each_of_them_once(
+    browse: Open, client: Client, monkeypatch: Any
+) -> None:
+    note, tried, ends = audit.note, list[UUID](), list[str]()
+
+    async def cancel(connection: Any, job_id: UUID) -> str:
+        tried.append(job_id)
+        if job_id == tried[0]:
+            raise Locked("another transaction holds it")
+        if len(tried) == 2:
+            raise DatabaseUnavailable("it is away")
+        return await jobs.cancel(connection, job_id)
+
+    async def note_later(connection: Any, act: str, subject: str, detail: Any) -> None:
+        ends.append(act)
+        if len(ends) == 2:  # (The first one is the beginning.)
+            raise DatabaseUnavailable("it is away again")
+        await note(connection, act, subject, detail)
+
+    monkeypatch.setattr("joex.console.acts._PAUSE", 0)
+    monkeypatch.setitem(ACTS, "cancel", replace(ACTS["cancel"], do=cancel))
+    monkeypatch.setattr(audit, "note", note_later)
+    await client.submit_many([NewJob("a", {}, "g"), NewJob("a", {}, "g")])
+    console = browse()
+    answer = await console.post("/all?act=cancel", data={"number": 2}, headers=HERE)
+    await eventually(partial(_is_over, console, answer.headers["location"]), why="it ends")
+    assert "1 job of 2 changed, 1 skipped" in (await console.get(answer.headers["location"])).text
 
 
 async def _is(connection: asyncpg.Connection, sql: str, wanted: int) -> bool:

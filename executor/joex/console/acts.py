@@ -20,7 +20,7 @@ from joex.errors import DatabaseUnavailable, JoexError
 from joex.http.caller import Caller, acting
 from joex.http.turns import Line
 from joex.store import audit, jobs, keyed
-from joex.store.errors import Locked, translated
+from joex.store.errors import Locked
 from joex.store.jobs import Job
 from joex.store.search import Search, search_jobs
 from joex.store.statement import Connection
@@ -183,29 +183,33 @@ class BulkActs:
             bulk.trouble, bulk.is_over = str(error), True
 
     async def _run(self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid) -> None:
-        act, cursor = ACTS[bulk.act], None
+        act, cursor, is_done = ACTS[bulk.act], None, False
+        handled: set[UUID] = set()  # of the page, which is read again when the database was away
         states = [state for state in act.states if wanted.states is None or state in wanted.states]
         wanted = replace(wanted, states=states)
         while not bulk.is_over:
             try:
+                if is_done:
+                    await self._end(act_id, bulk, caller)
+                    continue
                 async with self._searches.turn_of(caller.name), self._client.using() as connection:
                     page = await search_jobs(connection, wanted, cursor, _PAGE)
                 for job in page.jobs:
                     async with self._acts.turn_of(caller.name):
                         bulk.is_stopped = bulk.is_stopped or not await still_valid()
-                        if act.can(job) and bulk.changed < bulk.expected and not bulk.is_stopped:
+                        can = act.can(job) and job.id not in handled
+                        if can and bulk.changed < bulk.expected and not bulk.is_stopped:
                             await self._do(act, bulk, job.id, caller)
-                cursor = page.next
-                if cursor is None or bulk.changed >= bulk.expected or bulk.is_stopped:
-                    await self._end(act_id, bulk, caller)
+                            handled.add(job.id)
+                cursor, handled = page.next, set()
+                is_done = cursor is None or bulk.changed >= bulk.expected or bulk.is_stopped
             except DatabaseUnavailable:
                 await asyncio.sleep(_PAUSE)
 
     async def _do(self, act: Act, bulk: BulkAct, job_id: UUID, caller: Caller) -> None:
         try:
-            with translated():  # the commit too may find the database away
-                async with acting(self._client, caller) as connection:
-                    done = await act.do(connection, job_id)
+            async with acting(self._client, caller) as connection:
+                done = await act.do(connection, job_id)
         except JoexError as error:  # another job has its tracker, or another transaction holds it
             if isinstance(error, DatabaseUnavailable) and not isinstance(error, Locked):
                 raise
@@ -219,9 +223,8 @@ class BulkActs:
         detail = {"filter": bulk.given, "changed": bulk.changed, "skipped": bulk.skipped}
         if bulk.is_stopped:
             detail["stopped"] = True
-        with translated():
-            async with acting(self._client, caller) as connection:
-                await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)
+        async with acting(self._client, caller) as connection:
+            await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)
         bulk.is_over = True
         self._on_end(caller.name)
         _log.info("%s: %s all: %d jobs changed, %d skipped", caller.name, bulk.act, bulk.changed, bulk.skipped)
