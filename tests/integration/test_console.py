@@ -28,7 +28,7 @@ from joex.console.acts import ACTS, MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
-from joex.console.snapshot import OVERDUE, SHARE_AFTER_ACTS, SHORTEST_PAUSE, Snapshots
+from joex.console.snapshot import OVERDUE, SHARE_AFTER_ACTS, SHORTEST_PAUSE, Snapshot, Snapshots
 from joex.console.standings import Queue, Standing, queues_of
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
@@ -378,6 +378,39 @@ async def test_a_user_who_has_acted_sees_an_older_snapshot_that_says_so_rather_t
     assert await set_paused("yes") == (True, False, True)
     now += takes / SHARE_AFTER_ACTS
     assert await page(path) == (True, False)
+
+
+async def test_a_change_is_made_though_the_snapshot_before_the_last_change_has_it_so_and_a_new_one_comes_meanwhile(
+    browse: Open, client: Client, token: Callable[..., Any], monkeypatch: Any
+) -> None:
+    now, is_slow, read, within = 1000.0, True, stats.group_stats, Snapshot.within
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        nonlocal now
+        now += 30.0 * is_slow
+        return read(*given, **named)
+
+    async def read_meanwhile(snapshot: Snapshot, bounds: Bounds) -> Snapshot:
+        nonlocal is_slow
+        is_slow = False
+        await snapshots._read_again()
+        return await within(snapshot, bounds)
+
+    monkeypatch.setattr(stats, "group_stats", slowly)
+    app = create_console(client)
+    snapshots = app.state.console.snapshots
+    snapshots._clock = lambda: now
+    console = browse("10.0.0.9", app=app)
+    user = HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE, groups=['acme'])}"}
+    await client.submit("a", group="acme")
+    for paused in ("yes", "no"):
+        form = {"queue": "default", "group": "acme", "paused": paused}
+        if paused == "no":
+            monkeypatch.setattr(Snapshot, "within", read_meanwhile)
+        async with asyncio.timeout(PATIENCE):
+            answer = await console.post("/group", data=form, headers=user)
+        [settings] = await client.groups.settings()
+        assert (answer.status_code, settings.paused) == (303, paused == "yes")
 
 
 async def test_nor_does_such_a_user_wait_for_long_for_a_reading_that_is_under_way(

@@ -198,8 +198,9 @@ async def set_group(console: TheConsole, caller: TheCaller, request: Request, fo
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "queue, group: expected both.")
     if not caller.bounds.holds(queue, group):
         not_found(f"There is no group {group!r} in the queue {queue!r}.")
-    of_queue = (await console.snapshot(caller)).queues.get(queue)
+    snapshot = await console.snapshots.get(caller.name)
     is_old = console.snapshots.why_old(caller.name) is not None  # it does not tell what is so already
+    of_queue = (await snapshot.within(caller.bounds)).queues.get(queue)
     wish = _wish(form, None if of_queue is None or is_old else of_queue.group(group))
     if caller.groups is not None and (wish.weight is not None or wish.max_running is not None):
         refuse(f"A weight or a limit concerns other groups too, and {caller.name} is bound to groups.")
