@@ -32,7 +32,7 @@ from joex.console.snapshot import OVERDUE, SHARE_AFTER_ACTS, SHORTEST_PAUSE, Sna
 from joex.console.standings import Queue, Standing, queues_of
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
-from joex.errors import DatabaseUnavailable, InvalidJob
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
 from joex.http import slow_callers
 from joex.http.caller import OWNER
 from joex.http.listening import listen
@@ -836,6 +836,23 @@ async def test_an_act_on_a_job_that_another_transaction_holds_says_so(
         await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
         answer = await browse().post(f"/jobs/{job_id}/cancel", headers=HERE)
     assert (answer.status_code, "Another transaction holds what this changes: try again." in answer.text) == (409, True)
+    assert "<h1>This can't be done now</h1>" in unescape(answer.text)
+
+
+async def test_a_page_that_can_not_be_shown_now_says_whether_that_is_the_database(
+    browse: Open, monkeypatch: Any
+) -> None:
+    async def refuse(*_: Any) -> None:
+        raise ConfigError("database role: permission denied")
+
+    monkeypatch.setattr("joex.console.jobs.search_jobs", refuse)
+    for title, detail in (
+        ("The database can't be used", "permission denied"),
+        ("Too many calls", "0 of your lists wait for their turn: try again"),
+    ):
+        page = (answer := await browse().get("/jobs")).text
+        assert (answer.status_code, f"<h1>{title}</h1>" in unescape(page), detail in page) == (503, True, True)
+        monkeypatch.setattr("joex.http.turns.MOST_IN_LINE", 0)
 
 
 async def test_an_act_on_many_jobs_that_the_database_interrupts_counts_each_of_them_once(
@@ -952,7 +969,8 @@ async def test_while_the_database_is_away_the_last_numbers_stay(browse: Open, cl
     app.state.console.snapshots.expire(OWNER.name)
     answer = await console.get("/fairness")
     assert (answer.status_code, "acme" in answer.text, "The database is away" in answer.text) == (200, True, True)
-    assert (await console.get("/jobs")).status_code == 503
+    answer = await console.get("/jobs")
+    assert (answer.status_code, "<h1>The database is away</h1>" in answer.text) == (503, True)
     with pytest.raises(DatabaseUnavailable):
         await Snapshots(client).get()
     postgres.start()

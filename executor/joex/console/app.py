@@ -20,7 +20,7 @@ from joex.console.calls import Console, Needs
 from joex.console.pace import Pace
 from joex.console.sign_in import Access, Callers, SignIn
 from joex.console.snapshot import Snapshots
-from joex.console.views import Views
+from joex.console.views import AWAY, Views
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
 from joex.http.errors import RETRY_AFTER
 from joex.http.route import together
@@ -93,10 +93,13 @@ def _add_handlers(app: FastAPI, views: Views) -> None:
         return views.error(request.scope, 400, str(error))
 
     async def locked(request: Request, error: Exception) -> Response:
-        return views.error(request.scope, 409, f"{str(error).capitalize()}.")
+        return views.error(request.scope, 409, f"{str(error).capitalize()}.", title="This can't be done now")
 
     async def away(request: Request, error: Exception) -> Response:
-        return views.error(request.scope, 503, str(error), RETRY_AFTER)
+        return views.error(request.scope, 503, str(error), RETRY_AFTER, AWAY)
+
+    async def unusable(request: Request, error: Exception) -> Response:
+        return views.error(request.scope, 503, str(error), RETRY_AFTER, "The database can't be used")
 
     async def failed(request: Request, _: Exception) -> Response:
         return views.error(request.scope, 500, "Internal error: see the log of the console.")
@@ -107,5 +110,5 @@ def _add_handlers(app: FastAPI, views: Views) -> None:
     app.add_exception_handler(NotYours, invalid)
     app.add_exception_handler(Locked, locked)
     app.add_exception_handler(DatabaseUnavailable, away)
-    app.add_exception_handler(ConfigError, away)
+    app.add_exception_handler(ConfigError, unusable)
     app.add_exception_handler(Exception, failed)

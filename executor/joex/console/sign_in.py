@@ -24,7 +24,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from joex.console.views import Views
+from joex.console.views import AWAY, Views
 from joex.core import access
 from joex.errors import DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
@@ -184,7 +184,7 @@ class SignIn:
         try:
             caller = await self._callers.identify(scope, headers)
         except DatabaseUnavailable as error:
-            return self._views.error(scope, 503, str(error), RETRY_AFTER)
+            return self._views.error(scope, 503, str(error), RETRY_AFTER, AWAY)
         if isinstance(caller, str):
             return self._views.error(scope, 403, caller)
         if caller is not None:

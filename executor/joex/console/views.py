@@ -24,6 +24,7 @@ from joex.core.duration import span
 from joex.http.caller import Caller
 from joex.http.state import CALLER
 
+AWAY, _FULL = "The database is away", "Too many calls"
 _MOST_SHOWN = 20_000
 """Characters of a value."""
 _STATIC = ("console.css", "console.js", "idiomorph-0.8.0.min.js", "icon.svg")
@@ -90,12 +91,12 @@ class Views:
         return HTMLResponse(html, status, {"ETag": tag})
 
     def error(
-        self, scope: CallScope, status: int, detail: str, headers: Mapping[str, str] | None = None
+        self, scope: CallScope, status: int, detail: str, headers: Mapping[str, str] | None = None, title: str = ""
     ) -> HTMLResponse:
-        """The page that says why a call is not served."""
+        """The page that says why a call is not served; without a title, it has the usual one of its status."""
         caller: Caller | None = scope.get("state", {}).get(CALLER)
-        titles = {401: "Not signed in", 403: "Not allowed", 404: "Not found", 503: "The database is away"}
-        title = titles.get(status, "This can't be done")
+        titles = {401: "Not signed in", 403: "Not allowed", 404: "Not found", 429: _FULL, 503: _FULL}
+        title = title or titles.get(status, "This can't be done")
         detail = " ".join(detail.split())
         html = self._render(scope, "error.html", caller, trouble=None, title=title, detail=detail, status=status)
         return HTMLResponse(html, status, headers)
