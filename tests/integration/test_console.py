@@ -24,6 +24,7 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from joex import Client
+from joex.console import queues
 from joex.console.acts import ACTS, MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
@@ -378,6 +379,37 @@ async def test_a_user_who_has_acted_sees_an_older_snapshot_that_says_so_rather_t
     assert await set_paused("yes") == (True, False, True)
     now += takes / SHARE_AFTER_ACTS
     assert await page(path) == (True, False)
+
+
+async def test_a_page_of_older_numbers_says_so_though_a_new_snapshot_came_while_it_waited_for_its_turn(
+    browse: Open, client: Client, monkeypatch: Any
+) -> None:
+    now, is_slow, read, next_of = 1000.0, True, stats.group_stats, queues._next_of
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        nonlocal now
+        now += 30.0 * is_slow
+        return read(*given, **named)
+
+    async def read_meanwhile(*given: Any) -> Any:
+        nonlocal is_slow
+        is_slow = False
+        await snapshots._read_again()
+        return await next_of(*given)
+
+    monkeypatch.setattr(stats, "group_stats", slowly)
+    monkeypatch.setattr(queues, "_next_of", read_meanwhile)
+    app = create_console(client)
+    snapshots = app.state.console.snapshots
+    snapshots._clock = lambda: now
+    console = browse(app=app)
+    await client.submit("a", group="acme")
+    form = {"queue": "default", "group": "acme", "paused": "yes"}
+    where = (await console.post("/group", data=form, headers=HERE)).headers["location"]
+    page = (await console.get(where)).text
+    assert ("Pause this group" in page, "Your last change does not show yet. These" in page) == (True, True)
+    page = (await console.get(where)).text
+    assert ("Resume this group" in page, "does not show yet" in page) == (True, False)
 
 
 async def test_a_change_is_made_though_the_snapshot_before_the_last_change_has_it_so_and_a_new_one_comes_meanwhile(

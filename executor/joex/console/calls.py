@@ -48,9 +48,11 @@ class Console:
     simulation: asyncio.Semaphore
     simulating: WeakValueDictionary[str, asyncio.Lock]
 
-    async def snapshot(self, caller: Caller) -> Snapshot:
-        """What this caller sees of the latest snapshot."""
-        return await (await self.snapshots.get(caller.name)).within(caller.bounds)
+    async def snapshot(self, caller: Caller) -> tuple[Snapshot, str | None]:
+        """What this caller sees of the latest snapshot, and why that is older than it should be; None: it is not."""
+        snapshot = await self.snapshots.get(caller.name)
+        why_old = self.snapshots.why_old(caller.name)  # (at once: a younger one may come while the page waits)
+        return await snapshot.within(caller.bounds), why_old
 
 
 async def _console(request: Request) -> Console:

@@ -23,7 +23,8 @@ routes = APIRouter()
 @routes.get("/metrics", dependencies=[needs(Scope.VIEW)])
 async def metrics(console: TheConsole, caller: TheCaller) -> Response:
     """The unfinished jobs that the caller may see, by queue, as of the latest snapshot."""
-    content, content_type = page.render(_Gauges(await console.snapshot(caller)))
+    snapshot, _ = await console.snapshot(caller)
+    content, content_type = page.render(_Gauges(snapshot))
     return Response(content, media_type=content_type)
 
 

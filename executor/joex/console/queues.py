@@ -82,7 +82,7 @@ async def overview(
     page: Page = 1,
 ) -> Response:
     """The queues at one look, and what needs attention in any of them."""
-    snapshot = await console.snapshot(caller)
+    snapshot, why_old = await console.snapshot(caller)
     recent = _recent(snapshot)
     alerts = [alert for one in snapshot.queues.values() for alert in _alerts(one, recent)]
     alerts.sort(key=lambda one: one.alert is None)
@@ -91,7 +91,7 @@ async def overview(
     part = matching[begin : begin + PAGE]
     minutes = {one.name: _minutes(snapshot, one.name) for one in part}
     return console.views.page(
-        request, "overview.html", snapshots=console.snapshots, snapshot=snapshot, queues=part, matching=len(matching),
+        request, "overview.html", trouble=why_old, snapshot=snapshot, queues=part, matching=len(matching),
         begin=begin, page=page, page_size=PAGE, queue=queue, minutes=minutes,
         alerts=alerts[:_MOST_ALERTS], more_alerts=len(alerts[_MOST_ALERTS:]),
     )  # fmt: skip
@@ -132,7 +132,7 @@ async def fairness(  # noqa: PLR0917 - the fields of the form
     page: Page = 1,
 ) -> Response:
     """The groups of a queue: who holds slots, who waits, and whose turn is next."""
-    snapshot = await console.snapshot(caller)
+    snapshot, why_old = await console.snapshot(caller)
     names = list(snapshot.queues)
     if queue and queue not in names:
         not_found(f"No job and no executor is in the queue {queue!r} now.")
@@ -144,7 +144,7 @@ async def fairness(  # noqa: PLR0917 - the fields of the form
     part = groups[begin : begin + PAGE]
     scale = max([1.0, *(one.level for one in part), *((one.share or 0) / one.stats.weight for one in part)])
     return console.views.page(
-        request, "fairness.html", snapshots=console.snapshots, snapshot=snapshot, queue=shown, names=names,
+        request, "fairness.html", trouble=why_old, snapshot=snapshot, queue=shown, names=names,
         groups=part, matching=len(groups), begin=begin, page=page, order=order, group=group, scale=scale,
         Standing=Standing, page_size=PAGE,
     )  # fmt: skip
@@ -173,7 +173,7 @@ async def show_group(
     group: Text,
 ) -> Response:
     """A group of a queue: why it waits, and what other settings would change."""
-    snapshot = await console.snapshot(caller)
+    snapshot, why_old = await console.snapshot(caller)
     if not caller.bounds.holds(queue, group):
         not_found(f"There is no group {group!r} in the queue {queue!r}.")
     of_queue = snapshot.queues.get(queue)
@@ -184,7 +184,7 @@ async def show_group(
         next_job, reasons = await _next_of(console, caller, queue, group)
     wish = _wish(request.query_params, found)
     return console.views.page(
-        request, "group.html", snapshots=console.snapshots, queue=of_queue, group=found, next_job=next_job,
+        request, "group.html", trouble=why_old, queue=of_queue, group=found, next_job=next_job,
         reasons=reasons, wish=wish, changes=_changes(of_queue, found, wish), done=request.query_params.get("done"),
         at=snapshot.at, Standing=Standing, may_weigh=caller.groups is None,
     )  # fmt: skip
@@ -198,10 +198,10 @@ async def set_group(console: TheConsole, caller: TheCaller, request: Request, fo
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "queue, group: expected both.")
     if not caller.bounds.holds(queue, group):
         not_found(f"There is no group {group!r} in the queue {queue!r}.")
-    snapshot = await console.snapshots.get(caller.name)
-    is_old = console.snapshots.why_old(caller.name) is not None  # it does not tell what is so already
-    of_queue = (await snapshot.within(caller.bounds)).queues.get(queue)
-    wish = _wish(form, None if of_queue is None or is_old else of_queue.group(group))
+    snapshot, why_old = await console.snapshot(caller)
+    of_queue = snapshot.queues.get(queue)
+    # (An old one does not tell what is so already.)
+    wish = _wish(form, None if of_queue is None or why_old is not None else of_queue.group(group))
     if caller.groups is not None and (wish.weight is not None or wish.max_running is not None):
         refuse(f"A weight or a limit concerns other groups too, and {caller.name} is bound to groups.")
     if wish.is_any:

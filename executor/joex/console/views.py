@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope as CallScope
 
 from joex.console.pace import Pace
-from joex.console.snapshot import Snapshot, Snapshots
+from joex.console.snapshot import Snapshot
 from joex.core.access import Scope
 from joex.core.duration import span
 from joex.http.caller import Caller
@@ -60,7 +60,7 @@ class Views:
         template: str,
         *,
         status: int = 200,
-        snapshots: Snapshots | None = None,
+        trouble: str | None = None,
         snapshot: Snapshot | None = None,
         **context: Any,
     ) -> Response:
@@ -70,12 +70,11 @@ class Views:
             request: the call.
             template: its name.
             status: of the answer.
-            snapshots: tell whether their numbers are old.
+            trouble: why its numbers are old; None: they are not.
             snapshot: what the page shows; None: it shows more than that.
             context: the variables of the template.
         """
         caller: Caller | None = getattr(request.state, CALLER, None)
-        trouble = None if snapshots is None or caller is None else snapshots.why_old(caller.name)
         known = request.headers.get("if-none-match")
         tag = None
         if snapshot is not None and status == 200:  # noqa: PLR2004 - OK
