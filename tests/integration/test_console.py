@@ -1046,6 +1046,35 @@ async def test_a_page_says_that_its_numbers_are_old_while_the_link_to_the_databa
         assert "reconnecting" not in _main((await console.get("/fairness")).text)
 
 
+async def test_the_console_reads_again_soon_after_a_link_that_was_silent_until_the_reading_failed(
+    client: Client, monkeypatch: Any
+) -> None:
+    now, fails_after, read = 1000.0, 0.0, stats.group_stats
+
+    async def read_or_fail(*given: Any, **named: Any) -> Any:
+        nonlocal now
+        if fails_after:
+            now += fails_after
+            raise DatabaseUnavailable("no answer in time")
+        return await read(*given, **named)
+
+    monkeypatch.setattr(stats, "group_stats", read_or_fail)
+    snapshots = Snapshots(client, lambda: now)
+    await snapshots.get()
+    fails_after, now = 30.0, now + SHORTEST_PAUSE
+    await eventually(partial(_is_away, snapshots), why="the reading fails")
+    fails_after = 0.0
+    assert ((await snapshots.get()).number, await _is_away(snapshots)) == (1, True)  # it asks for no more than a part
+    now += 30.0 / SHARE_AFTER_ACTS
+    await eventually(lambda: _has(snapshots, 2), why="it has read again")
+    assert not await _is_away(snapshots)
+
+
+async def _is_away(snapshots: Snapshots) -> bool:
+    await snapshots.get()
+    return snapshots.why_old("") is not None
+
+
 def _main(page: str) -> str:
     return page.partition("<main")[2]
 

@@ -32,7 +32,10 @@ SHORTEST_PAUSE = 2.0
 SHARE = 0.01
 """The part of the time that the server reads, at most."""
 SHARE_AFTER_ACTS = 0.2
-"""The part of the time that readings take while users change something: each waits, up to `OVERDUE`, for its own."""
+"""The part of the time that readings take while they fail, or while users change something.
+
+Each of these users waits, up to `OVERDUE`, for what it has changed.
+"""
 PATIENCE = 0.2
 """Seconds for which a viewer waits for a new snapshot; one that takes longer is for the next viewers."""
 OVERDUE = 10.0
@@ -168,10 +171,12 @@ class Snapshots:
                 self._current, self._trouble = await self._read(connection), None
             self._seen = changes
             self._changes_of = {one: change for one, change in self._changes_of.items() if change > changes}
-            self._may_read_at = self._begun + (self._clock() - self._begun) / SHARE_AFTER_ACTS
         except (DatabaseUnavailable, ConfigError) as error:
-            self._trouble, self._cost = error, self._clock() - self._begun
-        self._next_at = self._begun + max(SHORTEST_PAUSE, self._cost / SHARE)
+            self._trouble = error
+        self._may_read_at = self._begun + (self._clock() - self._begun) / SHARE_AFTER_ACTS
+        # (A reading that fails after half a minute may have met a silent link, and have cost the server nothing.)
+        next_at = self._begun + self._cost / SHARE if self._trouble is None else self._may_read_at
+        self._next_at = max(next_at, self._begun + SHORTEST_PAUSE)
 
     async def _read(self, connection: Connection) -> Snapshot:
         last = self._current
