@@ -20,7 +20,7 @@ import joex
 from joex.core.tuples import pack
 from joex.http.caller import Caller
 from joex.notifications import job_watch
-from joex.store import listing, pools, roles, runs
+from joex.store import listing, pools, roles, runs, timeouts
 from joex.store.migrate import definitions, migrate
 from joex.store.roles import RoleScopes
 from joex.store.statement import STATEMENTS
@@ -741,6 +741,24 @@ async def test_a_worker_needs_no_other_scope_and_touches_no_run_of_another_queue
     states = "SELECT array_agg(state ORDER BY array_position($1::uuid[], id)) FROM joex.jobs WHERE id = ANY ($1)"
     assert await connection.fetchval(states, ends) == ["success", "failed", "stuck", "waiting"]
     assert await connection.fetchval("SELECT count(*) FROM joex.jobs WHERE queue = 'theirs' AND state = 'running'") == 4
+
+
+async def test_a_worker_with_a_long_name_stops_no_return_of_the_jobs_of_others(roles_of, connection):
+    """The events of a job name its worker, and a notification has at most 8,000 bytes."""
+    worker = await roles_of("work", "submit", queues=["mine"])
+    for name in ("w" * 255, "", None):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="worker: expected 1 to 254 bytes"):
+            await worker.execute("SELECT joex_private.accept('mine', 1, $1)", name)
+    await connection.execute("SELECT joex.submit('a', queue => 'theirs')")
+    mine = await worker.fetchval("SELECT joex.submit('a', queue => 'mine')")
+    await worker.execute("SELECT joex_private.accept('mine', 1, $1)", "\x01" * 254)
+    await connection.execute("SELECT joex_private.accept('theirs')")
+    assert await worker.fetchval("SELECT joex.cancel($1)", mine) == "requested"
+    await connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+    await connection.execute("SELECT joex.subscribe('listener', '1 minute')")
+    await timeouts.recover_overdue(connection, 5)
+    states = "SELECT state FROM joex.jobs ORDER BY id = $1"
+    assert [row["state"] for row in await connection.fetch(states, mine)] == ["waiting", "cancelled"]
 
 
 def lock_id_of(job):

@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION joex_private.accept(
 DECLARE
     v_ids uuid[];
 BEGIN
-    PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
+    PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL), joex_private.check_name('worker', p_worker);
     IF p_jobs IS NULL OR p_jobs NOT BETWEEN 0 AND 10000 THEN
         RAISE EXCEPTION 'jobs: expected 0 to 10000; got %', coalesce(p_jobs::text, 'NULL') USING ERRCODE = '22023';
     END IF;
