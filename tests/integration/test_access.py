@@ -234,7 +234,8 @@ async def test_an_executor_does_all_but_what_the_owner_does(roles_of, connection
         "CREATE FUNCTION joex.wake(text, integer) RETURNS void LANGUAGE sql AS ''",
         "CREATE TABLE joex_private.mine ()",
         "SELECT joex_private.set_scopes('pg_monitor', '{executor}')",
-        "UPDATE joex_private.this_database SET binds_roles = false",
+        "UPDATE joex_private.this_database SET limits_waiting = false",
+        "SELECT setval('joex_private.roles_bound', 1, false)",
         "INSERT INTO joex_private.role_scope (role, scopes) VALUES ('pg_monitor', '{executor}')",
         "DELETE FROM joex_private.migration",
         "INSERT INTO joex_private.api_token (name, digest, scopes) VALUES ('mine', sha256('mine'), '{operate}')",
@@ -818,6 +819,26 @@ async def test_what_the_last_bound_role_has_left_open_stays_bound_when_it_is_rev
     assert tuple(job) == (theirs, "waiting", "low")
 
 
+async def test_a_transaction_that_is_older_than_the_first_grant_with_bounds_can_do_nothing(roles_of, connection, bench):
+    """The server judges by the latest grants who may call a function, and its statements read by the snapshot."""
+    theirs = await bench.submit("theirs")
+    role = await roles_of()
+    name = await role.fetchval("SELECT session_user::text")
+    async with role.transaction(isolation="repeatable_read"):
+        await role.execute("TABLE pg_namespace")  # takes the snapshot
+        await roles.set_scopes(connection, RoleScopes(name, ["view", "submit", "operate"], ["mine"], None))
+        for view in ("jobs", "group_stats", "periodic_tasks", "audit", "executors", "pool_steps"):
+            assert await role.fetchval(f"SELECT count(*) FROM joex.{view}") == 0, view  # noqa: S608 - constants
+        assert await role.fetchval("SELECT joex.cancel($1)", theirs) == "not_found"
+        assert await role.fetchval("SELECT joex.retry_failed()") == 0
+        for call in ("submit('a', grp => 'theirs')", "submit_many('{a}', grps => '{theirs}')", "set_group('theirs')"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                async with role.transaction():
+                    await role.execute(f"SELECT joex.{call}")
+    assert await bench.state(theirs) == "waiting"
+    assert await role.fetchval("SELECT count(*) FROM joex.jobs") == 0
+
+
 async def test_a_migration_gives_roles_what_their_scopes_need_now(roles_of, connection):
     session = await roles_of("submit")
     await connection.execute(
@@ -1137,7 +1158,7 @@ async def test_the_grants_are_read_once_for_all_rows_of_a_view(peeker, bench, co
     read = "SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = 'bounds'"
     await connection.execute("SET track_functions = 'all'")
     for bound, calls in ((True, 1), (False, 0)):
-        await connection.execute("UPDATE joex_private.this_database SET binds_roles = $1", bound)
+        await connection.execute("SELECT setval('joex_private.roles_bound', 1, $1)", bound)
         async with connection.transaction():
             before = await connection.fetchval(read)
             assert await connection.fetchval("SELECT count(*) FROM joex.jobs") == 21

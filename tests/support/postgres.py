@@ -83,7 +83,8 @@ _EMPTY = r"""
             INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors');
         END IF;
         INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT (is_it)
-            DO UPDATE SET binds_roles = false, limits_waiting = false;
+            DO UPDATE SET limits_waiting = false;
+        PERFORM setval('joex_private.roles_bound', 1, false);
     END $$
 """
 # The maintenance of executors is a periodic task: every ten minutes there would be one more job in some test.

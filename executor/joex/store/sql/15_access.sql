@@ -92,7 +92,7 @@ END $$;
 -- Whether the role of this session may do what one of these scopes allows, in this queue and group (null: in all).
 CREATE OR REPLACE FUNCTION joex_private.may(p_scopes text[], p_queue text, p_grp text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    IF NOT (SELECT d.binds_roles FROM joex_private.this_database d) THEN
+    IF pg_sequence_last_value('joex_private.roles_bound') IS NULL THEN
         RETURN true;
     END IF;
     PERFORM joex_private.exact(p_queue);    -- (all texts of a call have one collation)
@@ -158,7 +158,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
     v_job record;
 BEGIN
-    IF (SELECT NOT d.binds_roles FROM joex_private.this_database d) THEN
+    IF pg_sequence_last_value('joex_private.roles_bound') IS NULL THEN
         RETURN p_id;
     END IF;
     SELECT j.id, j.queue, j.grp INTO v_job FROM joex_private.job j WHERE j.id = p_id;
@@ -208,16 +208,14 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.hears_events(p joex_private.role_scope) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT p.scopes && '{view, executor}' AND num_nonnulls(p.groups, p.queues) = 0 $$;
 
--- Note that a role is bound. p_lost: a role that knows the channel of events may hear them no longer, so the channel gets another name.
+-- Note that grants have changed. p_lost: a role that knows the channel of events may hear them no longer, so the channel gets another name.
 -- (Those that listen hear of it on the old one. They ask for the new name, and only those that may hear events get it.)
--- limits_waiting is set as well, because set_group sets it for the first limit: a bound role that has done so, and leaves its transaction
--- open, would keep the owner from all that writes this row, such as a revocation.
--- binds_roles stays true when the last bound role is revoked: the server judges the right to execute once, when a statement begins. So an
--- open cursor or a long statement of that role still calls Joex's functions, which would take it for an unbound one.
+-- limits_waiting is set with the first bound role, because set_group sets it for the first limit: a bound role that has done so, and leaves
+-- its transaction open, would keep the owner from all that writes this row, such as a revocation.
 CREATE OR REPLACE FUNCTION joex_private.grants_changed(p_lost boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    UPDATE joex_private.this_database d SET binds_roles = true, limits_waiting = true
-    WHERE NOT d.binds_roles AND EXISTS (SELECT FROM joex_private.role_scope s WHERE num_nonnulls(s.groups, s.queues) > 0);
+    UPDATE joex_private.this_database d SET limits_waiting = true
+    WHERE NOT d.limits_waiting AND EXISTS (SELECT FROM joex_private.role_scope s WHERE num_nonnulls(s.groups, s.queues) > 0);
     IF p_lost THEN
         PERFORM joex_private.send(d.events_channel, '{"event": "channel-changed"}') FROM joex_private.this_database d;
         UPDATE joex_private.this_database SET events_channel = DEFAULT;
@@ -239,12 +237,17 @@ BEGIN
     PERFORM joex_private.grants_changed(true = ANY (v_heard));
 END $$;
 
--- Grant to a role what its scopes need.
+-- Grant to a role what its scopes need. roles_bound keeps its value when the last bound role is revoked: the server judges the right to
+-- execute once, when a statement begins. So an open cursor or a long statement of that role still calls Joex's functions, which would take
+-- it for an unbound one.
 CREATE OR REPLACE FUNCTION joex_private.grant_scopes(p joex_private.role_scope) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_all CONSTANT boolean := p.groups IS NULL AND p.queues IS NULL;
     v_object record;
 BEGIN
+    IF NOT v_all THEN
+        PERFORM setval('joex_private.roles_bound', 1);
+    END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA joex, joex_private TO %s', p.role);
     IF 'executor' = ANY (p.scopes) THEN
         EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex, joex_private TO %s', p.role);
@@ -254,6 +257,7 @@ BEGIN
         EXECUTE format('REVOKE UPDATE, DELETE ON joex_private.queue FROM %s', p.role);    -- (else it could lead takes to any sequence)
         EXECUTE format('GRANT UPDATE (last_used_at) ON joex_private.api_token TO %s', p.role);
         EXECUTE format('GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA joex_private TO %s', p.role);
+        EXECUTE format('REVOKE USAGE, UPDATE ON SEQUENCE joex_private.roles_bound FROM %s', p.role);
     END IF;
     FOR v_object IN
         SELECT f.oid::regprocedure AS name, joex_private.name_of(f) AS short, f.provolatile FROM pg_proc f

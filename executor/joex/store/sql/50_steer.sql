@@ -195,8 +195,9 @@ BEGIN
     PERFORM joex_private.check_most(most);
     -- (Finished keyed jobs have an index of their own.)
     FOR v_id IN WITH bounds AS MATERIALIZED (      -- read once, and not for each failed job
-                    SELECT b.groups, b.queues FROM joex_private.this_database d CROSS JOIN LATERAL joex_private.bounds('{operate}') b
-                    WHERE d.binds_roles UNION ALL SELECT NULL, NULL FROM joex_private.this_database d WHERE NOT d.binds_roles)
+                    SELECT b.groups, b.queues FROM joex_private.bounds('{operate}') b
+                    WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS NOT NULL)
+                    UNION ALL SELECT NULL, NULL WHERE pg_sequence_last_value('joex_private.roles_bound') IS NULL)
                 SELECT f.id FROM (
                     SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
                      WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.state = 'failed'
