@@ -26,6 +26,7 @@ async def test_a_logical_replica_follows_though_queues_are_made_and_serves_them_
         client = await stack.enter_async_context(Client(old))
         await client.submit("a", queue="first")
         await before.execute("SELECT joex_private.serve_queue('first')")
+        await before.execute("CREATE ROLE acme; SELECT joex_private.set_scopes('acme', '{view}', '{acme}')")
         command = [str(server.binaries / "pg_dump"), "--schema-only", old]
         schema = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: ASYNC221
         await after.execute("\n".join(line for line in schema.splitlines() if not line.startswith("\\")))
@@ -39,5 +40,8 @@ async def test_a_logical_replica_follows_though_queues_are_made_and_serves_them_
         found = "SELECT (SELECT count(*) FROM joex_private.job) = 2 AND (SELECT count(*) FROM joex_private.queue) = 2"
         await eventually(lambda: after.fetchval(found), why="the replica has followed")
         await after.execute("DROP SUBSCRIPTION joex")
+        await after.execute("SET SESSION AUTHORIZATION acme")  # (who is bound, also before the sequences are copied)
+        assert await after.fetchval("SELECT count(*) FROM joex.jobs") == 0
+        await after.execute("RESET SESSION AUTHORIZATION")
         for queue in ("first", "second"):
             assert len(await worker_runs.accept(after, queue, 1, "worker", None)) == 1

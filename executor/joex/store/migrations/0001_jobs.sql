@@ -40,9 +40,11 @@ CREATE TABLE joex_private.this_database (
 INSERT INTO joex_private.this_database DEFAULT VALUES;
 ANALYZE joex_private.this_database;     -- (else the planner expects hundreds of rows)
 
--- It has a value if a role is bound to groups or queues, or once was. (A sequence, because each snapshot sees its value at once. A transaction
--- that is older than the first such grant does not see the grant, but the server lets its role execute what this has granted.)
+-- 1: no role is bound to groups or queues, or ever was. (A sequence, because each snapshot sees its value at once. A transaction that is older
+-- than the first such grant does not see the grant, but the server lets its role execute what this has granted. A copy that lacks the value,
+-- as a logical replica does, binds roles.)
 CREATE SEQUENCE joex_private.roles_bound;
+SELECT setval('joex_private.roles_bound', 1);
 
 -- The scopes of roles (see sql/15_access.sql).
 CREATE TABLE joex_private.role_scope (

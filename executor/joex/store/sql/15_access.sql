@@ -92,7 +92,7 @@ END $$;
 -- Whether the role of this session may do what one of these scopes allows, in this queue and group (null: in all).
 CREATE OR REPLACE FUNCTION joex_private.may(p_scopes text[], p_queue text, p_grp text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    IF pg_sequence_last_value('joex_private.roles_bound') IS NULL THEN
+    IF pg_sequence_last_value('joex_private.roles_bound') = 1 THEN
         RETURN true;
     END IF;
     PERFORM joex_private.exact(p_queue);    -- (all texts of a call have one collation)
@@ -158,7 +158,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
     v_job record;
 BEGIN
-    IF pg_sequence_last_value('joex_private.roles_bound') IS NULL THEN
+    IF pg_sequence_last_value('joex_private.roles_bound') = 1 THEN
         RETURN p_id;
     END IF;
     SELECT j.id, j.queue, j.grp INTO v_job FROM joex_private.job j WHERE j.id = p_id;
@@ -237,7 +237,7 @@ BEGIN
     PERFORM joex_private.grants_changed(true = ANY (v_heard));
 END $$;
 
--- Grant to a role what its scopes need. roles_bound keeps its value when the last bound role is revoked: the server judges the right to
+-- Grant to a role what its scopes need. roles_bound stays as it is when the last bound role is revoked: the server judges the right to
 -- execute once, when a statement begins. So an open cursor or a long statement of that role still calls Joex's functions, which would take
 -- it for an unbound one.
 CREATE OR REPLACE FUNCTION joex_private.grant_scopes(p joex_private.role_scope) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
@@ -246,7 +246,7 @@ DECLARE
     v_object record;
 BEGIN
     IF NOT v_all THEN
-        PERFORM setval('joex_private.roles_bound', 1);
+        PERFORM setval('joex_private.roles_bound', 2);
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA joex, joex_private TO %s', p.role);
     IF 'executor' = ANY (p.scopes) THEN

@@ -21,7 +21,7 @@ SELECT a.nr,       -- bigint: grows with each act
        a.grp,      -- text: the group; null: it concerns all groups
        a.detail    -- jsonb: the new values
 FROM joex_private.act a
-WHERE NOT (SELECT b.is_called FROM joex_private.roles_bound b) OR EXISTS (
+WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
     SELECT FROM bounds b
     WHERE (b.groups IS NULL OR a.grp = ANY (b.groups)) AND (b.queues IS NULL OR a.queue = ANY (b.queues)));
 

@@ -21,7 +21,7 @@ CREATE OR REPLACE FUNCTION joex_private.rows_to_submit(
          joex_private.this_database d,
          LATERAL (SELECT CASE WHEN g.priority IS NULL THEN 'low' ELSE joex_private.priority_of(g.priority) END AS priority,
                          CASE WHEN g.due_at > p_now THEN g.due_at END AS due_at) p
-    WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS NULL) OR joex_private.must_be_allowed('{submit, operate}', coalesce(g.queue, 'default'), coalesce(g.grp, 'default'))
+    WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') = 1) OR joex_private.must_be_allowed('{submit, operate}', coalesce(g.queue, 'default'), coalesce(g.grp, 'default'))
 $$;
 
 -- True; or an error, where the role of this session may not submit to this group, or the group may have no more waiting jobs.
@@ -97,7 +97,7 @@ BEGIN
         IF EXISTS (SELECT FROM joex_private.job j WHERE j.id = ANY (v_ids)) THEN
             PERFORM joex_private.must_be_allowed('{submit, operate}', coalesce(g.queue, 'default'), coalesce(g.grp, 'default'))
             FROM ROWS FROM (unnest(tasks), unnest(queues), unnest(grps)) AS g(task, queue, grp)
-            WHERE pg_sequence_last_value('joex_private.roles_bound') IS NOT NULL;
+            WHERE pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1;
             RETURN QUERY SELECT j.id FROM unnest(v_ids) WITH ORDINALITY AS g(id, nr) LEFT JOIN joex_private.job j USING (id)
                          ORDER BY g.nr;
             RETURN;
@@ -122,7 +122,7 @@ BEGIN
             RAISE EXCEPTION 'tracker: must not begin with "periodic ": only jobs of periodic tasks have such trackers'
                 USING ERRCODE = '22023';
         END IF;
-        IF pg_sequence_last_value('joex_private.roles_bound') IS NOT NULL THEN
+        IF pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1 THEN
             PERFORM joex_private.must_be_own_id('{submit, operate}', coalesce(g.queue, 'default'), coalesce(g.grp, 'default'),
                                                 p_tracker => g.tracker)
             FROM ROWS FROM (unnest(trackers), unnest(queues), unnest(grps)) AS g(tracker, queue, grp) WHERE g.tracker IS NOT NULL;
@@ -194,7 +194,7 @@ BEGIN
            CASE WHEN v_due IS NULL THEN joex_private.lane(joex_private.priority_of(priority)) END, retries, v_now, coalesce(v_due, v_now),
            trace_context
     FROM joex_private.this_database d
-    WHERE NOT d.limits_waiting AND pg_sequence_last_value('joex_private.roles_bound') IS NULL OR joex_private.must_be_accepted(queue, grp);
+    WHERE NOT d.limits_waiting AND pg_sequence_last_value('joex_private.roles_bound') = 1 OR joex_private.must_be_accepted(queue, grp);
     IF NOT FOUND THEN
         PERFORM joex_private.refuse_without_key();
     END IF;
@@ -235,7 +235,7 @@ BEGIN
         PERFORM joex_private.check_size('opts', opts);
     END IF;
     PERFORM joex_private.must_be_accepted(coalesce(queue, task), coalesce(grp, task))
-    FROM joex_private.this_database d WHERE d.limits_waiting OR pg_sequence_last_value('joex_private.roles_bound') IS NOT NULL;
+    FROM joex_private.this_database d WHERE d.limits_waiting OR pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1;
     IF FOUND THEN
         PERFORM joex_private.must_be_own_id('{submit}', coalesce(queue, task), coalesce(grp, task), p_key => key);
     END IF;

@@ -196,8 +196,8 @@ BEGIN
     -- (Finished keyed jobs have an index of their own.)
     FOR v_id IN WITH bounds AS MATERIALIZED (      -- read once, and not for each failed job
                     SELECT b.groups, b.queues FROM joex_private.bounds('{operate}') b
-                    WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS NOT NULL)
-                    UNION ALL SELECT NULL, NULL WHERE pg_sequence_last_value('joex_private.roles_bound') IS NULL)
+                    WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1)
+                    UNION ALL SELECT NULL, NULL WHERE pg_sequence_last_value('joex_private.roles_bound') = 1)
                 SELECT f.id FROM (
                     SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
                      WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.state = 'failed'

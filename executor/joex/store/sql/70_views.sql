@@ -38,7 +38,7 @@ SELECT id,                          -- uuid
        overdue_at,                  -- timestamptz: the job is put back when its run has not reported by then
        trace_context                -- text: of its submission: a W3C traceparent, and maybe a space and a tracestate
 FROM joex_private.job j
-WHERE NOT (SELECT b.is_called FROM joex_private.roles_bound b) OR EXISTS (
+WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
     SELECT FROM bounds b
     WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues)));
 
@@ -66,7 +66,7 @@ FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.j
                 WHERE joex_private.floors_are_on()
       UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.held_seen) c
 LEFT JOIN joex_private.group_setting s ON s.queue = c.queue AND s.grp = c.grp
-WHERE NOT (SELECT b.is_called FROM joex_private.roles_bound b) OR EXISTS (
+WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
     SELECT FROM bounds b
     WHERE (b.groups IS NULL OR c.grp = ANY (b.groups)) AND (b.queues IS NULL OR c.queue = ANY (b.queues)))
 GROUP BY c.queue, c.grp;
@@ -225,7 +225,7 @@ SELECT e.id,                 -- integer: of this registration; an executor that 
            AS silent_seconds  -- float8: since the latest heartbeat
 FROM joex_private.executor e LEFT JOIN joex_private.lease l ON l.executor_id = e.id
 LEFT JOIN joex_private.held_seen j ON j.executor_id = e.id
-WHERE NOT (SELECT b.is_called FROM joex_private.roles_bound b) OR EXISTS (
+WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
     SELECT FROM bounds b WHERE b.groups IS NULL AND b.queues IS NULL)
 GROUP BY e.id, l.executor_id;
 
@@ -251,5 +251,5 @@ SELECT s.namespace,  -- text: of the pool; for joex up, its name
        s.next_due    -- timestamptz: when the next job with a time was due
 FROM joex_private.pool_step s
 WHERE s.at > clock_timestamp() - interval '1 day' AND (
-    NOT (SELECT b.is_called FROM joex_private.roles_bound b) OR EXISTS (
+    (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
         SELECT FROM bounds b WHERE b.groups IS NULL AND b.queues IS NULL));

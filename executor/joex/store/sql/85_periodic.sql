@@ -383,7 +383,7 @@ SELECT t.id,                             -- text
        t.changed_at,                     -- timestamptz: the latest change by its owner
        json_build_array(t.id, t.queue, t.grp)::text AS key    -- text: what is unique: the id, the queue and the group
 FROM joex_private.periodic_task t LEFT JOIN joex_private.job j ON j.id = t.last_job
-WHERE NOT (SELECT b.is_called FROM joex_private.roles_bound b) OR EXISTS (
+WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
     SELECT FROM bounds b
     -- (Joex's own tasks concern all groups.)
     WHERE (b.groups IS NULL OR t.owner <> 'joex' AND t.grp = ANY (b.groups))
