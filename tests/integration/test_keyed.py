@@ -61,30 +61,30 @@ VALUES = [
 # Types, ids, priorities.
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-async def test_types_ids_and_priorities_are_any_values_of_the_tuple_layer(keyed, value):
-    job_type = (value, "of any type")
-    await keyed.add(job_type, value, {"priority": value})
-    job = await keyed.get_job(job_type, value)
-    assert same((job.type, job.id, job.opts["priority"]), (job_type, value, value))
-    taken = await keyed.accept(job_type, value)
-    assert same((taken.type, taken.id), (job_type, value))
-    [active] = await keyed.active(job_type)
-    assert same(active, value)
-    assert await keyed.update(job_type, value, {"priority": value}, taken.lock_id) == "ok"
-    assert await keyed.finish(job_type, value, {}, taken.lock_id) == "ok"
-    assert await keyed.resubmit(job_type, value) == "ok"
-    [listed] = await keyed.list_jobs(job_type)
-    assert same(listed.id, value)
-    assert await keyed.remove(job_type, value) == "ok"
+async def test_types_ids_and_priorities_are_any_values_of_the_tuple_layer(keyed):
+    for value in VALUES:
+        job_type = (value, "of any type")
+        await keyed.add(job_type, value, {"priority": value})
+        job = await keyed.get_job(job_type, value)
+        assert same((job.type, job.id, job.opts["priority"]), (job_type, value, value))
+        taken = await keyed.accept(job_type, value)
+        assert same((taken.type, taken.id), (job_type, value))
+        [active] = await keyed.active(job_type)
+        assert same(active, value)
+        assert await keyed.update(job_type, value, {"priority": value}, taken.lock_id) == "ok"
+        assert await keyed.finish(job_type, value, {}, taken.lock_id) == "ok"
+        assert await keyed.resubmit(job_type, value) == "ok"
+        [listed] = await keyed.list_jobs(job_type)
+        assert same(listed.id, value)
+        assert await keyed.remove(job_type, value) == "ok"
 
 
-@pytest.mark.parametrize("value", [value for value in VALUES if value != ""], ids=repr)
-async def test_a_type_need_not_be_a_tuple(keyed, value):
-    await keyed.add(value, 1)
-    [listed] = await keyed.list_jobs(value)
-    assert same(listed.type, value)
-    assert await run(keyed, value) == 1
+async def test_a_type_need_not_be_a_tuple(keyed):
+    for value in (value for value in VALUES if value != ""):
+        await keyed.add(value, 1)
+        [listed] = await keyed.list_jobs(value)
+        assert same(listed.type, value)
+        assert await run(keyed, value) == 1
 
 
 async def test_values_that_only_look_the_same_are_different_ids_and_types(keyed):
@@ -781,19 +781,15 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("message", WRONG)
-async def test_a_wrong_value_is_refused_by_name_and_the_callers_transaction_goes_on(keyed, connection, rows, message):
-    before = await rows()
+async def test_a_wrong_value_is_refused_by_name_and_the_callers_transaction_goes_on(keyed, connection):
     async with connection.transaction():
-        with pytest.raises(InvalidJob) as caught:
-            await WRONG[message](keyed)
-        assert str(caught.value).startswith(message)
-        assert "\n" not in str(caught.value)
+        for message, call in WRONG.items():
+            with pytest.raises(InvalidJob) as caught:
+                await call(keyed)
+            assert str(caught.value).startswith(message)
+            assert "\n" not in str(caught.value)
         await keyed.add(T, "fine", connection=connection)
-        raised = connection.transaction()
-        await raised.start()
-        await raised.rollback()
-    assert await rows() != before
+    assert [job.id for job in await keyed.list_jobs(T)] == ["fine"]
 
 
 @pytest.mark.parametrize(
