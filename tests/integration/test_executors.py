@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from uuid import uuid4
 
 import pytest
@@ -869,14 +870,13 @@ MUST_SEE_THE_LATEST = {
 }
 
 
-@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
-@pytest.mark.parametrize("function", MUST_SEE_THE_LATEST)
-async def test_what_must_see_the_latest_is_refused_where_it_would_judge_by_an_old_snapshot(bench, function, isolation):
+async def test_what_must_see_the_latest_is_refused_where_it_would_judge_by_an_old_snapshot(bench):
     executor = await bench.executor(pod_uid="pod")
     await bench.submit()
-    with pytest.raises(ConfigError, match=r"READ COMMITTED.*default_transaction_isolation"), translated():
-        async with bench.connection.transaction(isolation=isolation):
-            await bench.connection.fetch(f"SELECT {MUST_SEE_THE_LATEST[function]}", executor)
+    for call, isolation in product(MUST_SEE_THE_LATEST.values(), ("repeatable_read", "serializable")):
+        with pytest.raises(ConfigError, match=r"READ COMMITTED.*default_transaction_isolation"), translated():
+            async with bench.connection.transaction(isolation=isolation):
+                await bench.connection.fetch(f"SELECT {call}", executor)
     assert (await bench.take_one(executor)).task == "a"
 
 
