@@ -880,7 +880,7 @@ async def test_a_page_that_can_not_be_shown_now_says_whether_that_is_the_databas
     monkeypatch.setattr("joex.console.jobs.search_jobs", refuse)
     for title, detail in (
         ("The database can't be used", "permission denied"),
-        ("Too many calls", "0 of your lists wait for their turn: try again"),
+        ("Not now", "0 of your lists wait for their turn: try again"),
     ):
         page = (answer := await browse().get("/jobs")).text
         assert (answer.status_code, f"<h1>{title}</h1>" in unescape(page), detail in page) == (503, True, True)

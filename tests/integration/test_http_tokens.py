@@ -767,6 +767,24 @@ async def test_a_change_of_a_locked_job_is_refused_after_a_moment_and_the_answer
     assert answer.json() == {"detail": "another transaction holds what this changes: try again"}
 
 
+async def test_a_change_whose_turn_comes_when_the_server_stops_is_to_be_tried_again(
+    application, http_as, client, connection, monkeypatch
+):
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
+    jobs = [await client.submit("a"), await client.submit("a")]
+    waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+    async with http_as("submit") as http:
+        async with connection.transaction():
+            await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+            changes = [asyncio.create_task(http.post(f"/api/v1/job/{job}/cancel")) for job in jobs]
+            await eventually(lambda: application.state.acts._of.total() == len(changes))
+            await eventually(lambda: connection.fetchval(waits), why="one waits for its job")
+            application.state.closing.set()
+        done, refused = sorted([await one for one in changes], key=lambda answer: answer.status_code)
+    assert (done.status_code, refused.status_code, refused.headers["retry-after"]) == (200, 503, "2")
+    assert refused.json() == {"detail": "this server stops: try again"}
+
+
 @pytest.mark.parametrize("state", ["40001", "55P03"])
 async def test_a_change_whose_commit_fails_for_now_is_to_be_tried_again(http_as, client, connection, state):
     """As at serializable; or where another session has notified, and its commit waits for a standby."""

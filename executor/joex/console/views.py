@@ -24,7 +24,7 @@ from joex.core.duration import span
 from joex.http.caller import Caller
 from joex.http.state import CALLER
 
-AWAY, _FULL = "The database is away", "Too many calls"
+AWAY = "The database is away"
 _MOST_SHOWN = 20_000
 """Characters of a value."""
 _STATIC = ("console.css", "console.js", "idiomorph-0.8.0.min.js", "icon.svg")
@@ -94,7 +94,7 @@ class Views:
     ) -> HTMLResponse:
         """The page that says why a call is not served; without a title, it has the usual one of its status."""
         caller: Caller | None = scope.get("state", {}).get(CALLER)
-        titles = {401: "Not signed in", 403: "Not allowed", 404: "Not found", 429: _FULL, 503: _FULL}
+        titles = {401: "Not signed in", 403: "Not allowed", 404: "Not found", 429: "Too many calls", 503: "Not now"}
         title = title or titles.get(status, "This can't be done")
         detail = " ".join(detail.split())
         html = self._render(scope, "error.html", caller, trouble=None, title=title, detail=detail, status=status)

@@ -85,11 +85,14 @@ async def acting_in_turn(request: Request) -> AsyncIterator[Connection]:
     """A transaction in which the caller of this request changes something, when it is its turn.
 
     Raises:
-        HTTPException: 401, 503: see `Line.turn`.
+        HTTPException: 401, 503: see `Line.turn`. 503: the server stops, too.
     """
     state = request.app.state
-    async with state.acts.turn(request), acting(state.client, await caller_of(request)) as connection:
-        yield connection
+    async with state.acts.turn(request):
+        if state.closing.is_set():  # it would soon be cut off, with no answer that says whether it was done
+            refuse("this server stops: try again")
+        async with acting(state.client, await caller_of(request)) as connection:
+            yield connection
 
 
 @contextmanager
