@@ -57,8 +57,10 @@ class Operator:
         self._claims: NamespaceClaims | None = None
         self._listed_at: float | None = None
         self._failure = ""
+        # With connections of its own: two hundred executors that are created at once hold all of the others.
+        self._leases = KubernetesApi(ApiClient(client.configuration), self._metrics)
         self._election = LeaderElection(
-            self._api,
+            self._leases,
             name=settings.lease_name,
             namespace=settings.own_namespace,
             identity=settings.own_identity,
@@ -69,15 +71,17 @@ class Operator:
         """Run until cancelled."""
         settings = self._settings
         certificate = certificate_of(settings.http_tls_certificate, settings.http_tls_key, "JOEX_OPERATOR_")
-        async with probes(
+        serving = probes(
             settings.http_address, self._metrics, certificate, health=self.health, readiness=self.readiness
-        ) as where:
+        )
+        async with self._leases.client, serving as where:
             if where:
                 _log.info("probes and metrics on %s", where)
             while True:
                 self._metrics.leading(value=False)
                 try:
                     await self._election.lead(self._work)
+                    self._failure = "the Lease could not be renewed"
                 except (FleetError, ExceptionGroup) as error:
                     self._failure = _one_line(error)
                     _log.error("starting over: %s", self._failure)
@@ -123,7 +127,7 @@ class Operator:
         """Lead: watch, reconcile, query metrics."""
         settings = self._settings
         self._metrics.leading(value=True)
-        claims = self._claims = NamespaceClaims(self._api, settings.release)
+        claims = self._claims = NamespaceClaims(self._leases, settings.release)
         fleet = ClusterFleet(self._api, image=settings.image, identity=settings.own_identity, uid_of=claims.uid_of)
         controller = self._controller = Controller(
             fleet,

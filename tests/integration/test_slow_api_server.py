@@ -1,0 +1,122 @@
+"""The operator before an API server that is slow, or answers only some requests: a fake one."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import ApiClient, Configuration
+
+from joex_operator.cluster import kubernetes_api, leader_election, namespace_claims
+from joex_operator.cluster import operator as operator_module
+from joex_operator.cluster.kopf_watches import KopfWatches
+from joex_operator.cluster.operator import Operator
+from joex_operator.cluster.settings import OperatorSettings
+from tests.support.waiting import PATIENCE, eventually
+
+LEAD, CLAIM = "joex-operator", "joex.dev"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/shop/leases"
+
+
+class ApiServer:
+    """Has the CRDs, namespaces and Leases; never answers anything else.
+
+    Attributes:
+        renewed: how often each Lease was replaced.
+        unanswered: requests that wait.
+        slowness: seconds that it takes to renew a Lease.
+    """
+
+    def __init__(self) -> None:
+        self.renewed = Counter[str]()
+        self.unanswered = 0
+        self.slowness = 0.0
+
+    async def crds(self, _: web.Request) -> web.Response:
+        return web.json_response({"resources": [{"name": "joexpools"}, {"name": "periodictasks"}]})
+
+    async def namespace(self, _: web.Request) -> web.Response:
+        return web.json_response({"metadata": {"uid": "3f2a9c1e"}})
+
+    async def lease(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return web.json_response({"metadata": {"name": name, "uid": "1"}, "spec": {}})
+
+    async def renew(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.slowness)
+        self.renewed[request.match_info["name"]] += 1
+        return web.json_response(await request.json())
+
+    async def wait(self, _: web.Request) -> web.Response:
+        self.unanswered += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@asynccontextmanager
+async def operator_before(api_server: ApiServer) -> AsyncIterator[Operator]:
+    app = web.Application()
+    app.router.add_get("/apis/joex.dev/v1alpha1", api_server.crds)
+    app.router.add_get("/api/v1/namespaces/shop", api_server.namespace)
+    app.router.add_get(f"{LEASES}/{{name}}", api_server.lease)
+    app.router.add_put(f"{LEASES}/{{name}}", api_server.renew)
+    app.router.add_route("*", "/{path:.*}", api_server.wait)
+    settings = OperatorSettings(namespace="shop", namespaces=["shop"], http_address="", identity="one")
+    async with TestServer(app) as server:
+        configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
+        configuration.connection_pool_maxsize = 2
+        async with ApiClient(configuration) as client:
+            made = Operator(settings, client)
+            running = asyncio.create_task(made.run())
+            try:
+                yield made
+            finally:
+                running.cancel()
+                await asyncio.wait({running})
+
+
+async def test_requests_that_wait_for_an_answer_keep_no_lease_from_being_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty pools that grow at once have two hundred requests under way: an operator lost the lead again and again."""
+
+    async def nothing(_: Any) -> None:
+        pass
+
+    async def for_ever(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(kubernetes_api, "_WITHIN", 10 * PATIENCE)
+    monkeypatch.setattr(KopfWatches, "resync", nothing)
+    monkeypatch.setattr(KopfWatches, "run", for_ever)
+    monkeypatch.setattr(leader_election, "_RENEW_EVERY", 0.01)
+    monkeypatch.setattr(namespace_claims, "_RENEW_EVERY", 0.01)
+    monkeypatch.setattr(namespace_claims, "_LOOK_EVERY", 0.01)
+    api_server = ApiServer()
+    async with operator_before(api_server) as operator:
+        await eventually(lambda: api_server.renewed[CLAIM], why="the operator has claimed the namespace")
+        waiting = [asyncio.create_task(operator._api.get("/silent")) for _ in range(3)]
+        await eventually(lambda: api_server.unanswered == 2, why="all connections of the client wait for an answer")
+        before = api_server.renewed.copy()
+        await eventually(lambda: api_server.renewed[LEAD] > before[LEAD] + 1, why="the lead is renewed")
+        await eventually(lambda: api_server.renewed[CLAIM] > before[CLAIM] + 1, why="the claim is renewed")
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+
+
+async def test_an_operator_whose_renewals_take_too_long_is_not_ready_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes the Lease, for which there is no deadline, and loses it, again and again."""
+    monkeypatch.setattr(leader_election, "_DEADLINE", 0.1)
+    monkeypatch.setattr(leader_election, "_RENEW_EVERY", 0.01)
+    monkeypatch.setattr(operator_module, "_START_OVER_IN", 0.01)
+    api_server = ApiServer()
+    api_server.slowness = 0.2
+    async with operator_before(api_server) as operator:
+        await eventually(lambda: "the Lease could not be renewed" in (operator.readiness() or ""))
