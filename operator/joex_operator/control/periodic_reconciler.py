@@ -19,10 +19,10 @@ from joex.errors import InvalidJob, JoexError
 from joex.store import periodic as store
 from joex.store.periodic import PeriodicTask, TaskKey
 from joex.store.statement import Connection
-from joex_operator.api.objects import Pool
+from joex_operator.api.objects import Pool, Ref
 from joex_operator.control.database import Databases, database_problem
 from joex_operator.control.fleet import Fleet, FleetError
-from joex_operator.decide.events import events_of_change
+from joex_operator.decide.events import Event, events_of_change
 from joex_operator.decide.periodic_rows import (
     DesiredRow,
     RowChanges,
@@ -38,6 +38,8 @@ from joex_operator.decide.status import periodic_status, with_conditions
 _One = TypeVar("_One")
 
 _PAGE = 1000
+_STATUSES_AT_ONCE = 10
+"""An API server may take a second for each."""
 _LOCKED = DatabaseProblem("Locked", "an open transaction holds its row in the database: the operator tries again")
 
 _Answer: TypeAlias = dict[str, PeriodicTask | DatabaseProblem] | DatabaseProblem
@@ -156,25 +158,33 @@ class PeriodicReconciler:
 
     async def _store_statuses(self, desired: Sequence[DesiredRow], found: Mapping[str, _Answer]) -> None:
         """Store the status of each object and record its Events. ``found``: the rows, by their pool."""
-        failed: FleetError | None = None
-        async for one in _in_turn(desired):
-            now, stored = datetime.now(UTC), self._fleet.status(one.ref)
-            rows = found.get(one.pool, {})
-            row = rows if isinstance(rows, DatabaseProblem) else rows.get(one.id)
-            ready = condition(one, row)
-            if isinstance(row, DatabaseProblem):
-                status = with_conditions([ready], one.ref.generation, stored, now)
-            else:
-                status = periodic_status(ready, row, one.ref.generation, stored, now)
-            if status == stored:
-                continue
+        failed: list[FleetError] = []
+        gate = asyncio.Semaphore(_STATUSES_AT_ONCE)
+
+        async def store(ref: Ref, status: Mapping[str, Any], events: Sequence[Event]) -> None:
             try:
-                await self._fleet.set_status(one.ref, status)
-                await self._fleet.record_events(one.ref, events_of_change([ready], stored))
+                await self._fleet.set_status(ref, status)
+                await self._fleet.record_events(ref, events)
             except FleetError as error:
-                failed = error
-        if failed is not None:
-            raise failed
+                failed.append(error)
+            finally:
+                gate.release()
+
+        async with asyncio.TaskGroup() as group:
+            async for one in _in_turn(desired):
+                now, stored = datetime.now(UTC), self._fleet.status(one.ref)
+                rows = found.get(one.pool, {})
+                row = rows if isinstance(rows, DatabaseProblem) else rows.get(one.id)
+                ready = condition(one, row)
+                if isinstance(row, DatabaseProblem):
+                    status = with_conditions([ready], one.ref.generation, stored, now)
+                else:
+                    status = periodic_status(ready, row, one.ref.generation, stored, now)
+                if status != stored:
+                    await gate.acquire()
+                    group.create_task(store(one.ref, status, events_of_change([ready], stored)))
+        if failed:
+            raise failed[0]
 
 
 async def _in_turn(some: Sequence[_One]) -> AsyncIterator[_One]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
 from joex.errors import JoexError
@@ -39,7 +40,8 @@ from joex_operator.decide.pool_steps import pool_step
 from joex_operator.decide.status import pool_status
 from joex_operator.metrics import OperatorMetrics
 
-_CREATIONS_AT_ONCE = 10
+_AT_ONCE = 10
+"""Replicas that are created, deleted or forgotten: an API server may take a second for each."""
 
 
 class PoolReconciler:
@@ -145,16 +147,16 @@ class PoolReconciler:
             except (FleetError, JoexError, OSError) as error:
                 failed.append(error)
 
-        for action in plan.actions:
-            if not isinstance(action, CreateReplica):
-                await do(action)
+        others = [action for action in plan.actions if not isinstance(action, CreateReplica)]
+        for is_leaving, some in groupby(others, lambda action: isinstance(action, DeleteReplica | ForgetReplica)):
+            await _gather([do(action) for action in some], _AT_ONCE if is_leaving else 1)
         before = len(failed)
 
         async def create(action: Action) -> None:
             if len(failed) == before:  # (a quota that refuses one refuses all, and a pool may want hundreds)
                 await do(action)
 
-        await _gather([create(action) for action in plan.actions if isinstance(action, CreateReplica)])
+        await _gather([create(action) for action in plan.actions if isinstance(action, CreateReplica)], _AT_ONCE)
         self._count_latency(pool, done)
         events = events_of_actions(pool.name, done)
         if failed:
@@ -218,9 +220,9 @@ def _replica(pool: Pool, action: Action) -> str:
             return action.replica
 
 
-async def _gather(some: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all of these, a few at a time."""
-    gate = asyncio.Semaphore(_CREATIONS_AT_ONCE)
+async def _gather(some: Sequence[Coroutine[Any, Any, None]], most: int) -> None:
+    """Run all of these in order, so many at a time."""
+    gate = asyncio.Semaphore(most)
 
     async def run(work: Coroutine[Any, Any, None]) -> None:
         async with gate:

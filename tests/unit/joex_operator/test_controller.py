@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 
 from joex_operator.api.names import API_VERSION
-from joex_operator.api.objects import SpecError
+from joex_operator.api.objects import SpecError, reference
 from joex_operator.control import periodic_reconciler
-from joex_operator.control.controller import Controller
+from joex_operator.control.controller import PERIODIC, Controller, Key
 from joex_operator.control.fleet import FleetError
+from joex_operator.decide.actions import DeleteReplica, ForgetReplica
+from joex_operator.decide.history import History
+from joex_operator.decide.plan import decide
+from joex_operator.decide.replicas import Phase
 from joex_operator.local.fleet import ProcessFleet
 from tests.support.waiting import PATIENCE, eventually
-from tests.unit.joex_operator.builders import manifest
+from tests.unit.joex_operator.builders import NOW, manifest, pool, replicas, seen
 
 
 class Broken(ProcessFleet):
@@ -166,6 +170,45 @@ async def test_news_of_an_executor_concerns_its_pool_and_costs_the_same_with_man
     assert await asked(controller) == "pool-7"
     running.cancel()
     await asyncio.wait({running})
+
+
+class Together(Broken):
+    """A fleet that answers when ``number`` requests wait for an answer."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._barrier = asyncio.Barrier(number)
+
+    async def delete(self, *_):
+        await self._barrier.wait()
+
+    async def is_clear(self, *_):
+        await self._barrier.wait()
+        return False
+
+    async def set_status(self, *_):
+        await self._barrier.wait()
+
+
+async def test_replicas_leave_ten_at_a_time_so_that_an_api_server_that_is_slow_holds_up_no_growth_for_long():
+    reconciler = Controller(Together(10), worker="the operator")._pool_reconciler
+    found = seen(*replicas(6, Phase.RETIRED, pods=()), *replicas(4, Phase.GOING, first=6, pods=()))
+    plan = decide(pool(), found, History(), NOW)
+    assert [type(action) for action in plan.actions] == [DeleteReplica] * 6 + [ForgetReplica] * 4
+    database: Any = "not asked, because none is clear"
+    async with asyncio.timeout(PATIENCE):
+        await reconciler._act(reference(manifest()), pool(), found, plan, database)
+
+
+async def test_the_statuses_of_ten_periodic_tasks_are_stored_at_a_time_because_an_api_server_may_be_slow():
+    fleet = Together(10)
+    controller = Controller(fleet, worker="the operator")
+    for number in range(20):
+        metadata = {"name": f"task-{number}", "namespace": "prod"}
+        spec = {"pool": "none", "task": "a", "timer": "*-*-* 03:00"}
+        controller.put({"apiVersion": API_VERSION, "kind": "PeriodicTask", "metadata": metadata, "spec": spec})
+    async with asyncio.timeout(PATIENCE):
+        await controller._reconcile_periodic_tasks(Key(PERIODIC, "prod"))
 
 
 async def asked(controller):
