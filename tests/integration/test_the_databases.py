@@ -76,6 +76,7 @@ _PASSING_ROLE = """
 """
 
 
+@pytest.mark.parametrize("passing", ["SELECT 1", _PASSING_ROLE], ids=["alone", "after a role"])
 @pytest.mark.parametrize(
     ("change", "serves"),
     [
@@ -87,11 +88,13 @@ _PASSING_ROLE = """
         ("CREATE TYPE joex.mine AS ENUM ('a')", False),
     ],
 )
-async def test_a_database_whose_role_is_gone_serves_again_unless_something_else_stays(postgres, change, serves):
+async def test_a_database_whose_role_is_gone_serves_again_unless_something_else_stays(
+    postgres, passing, change, serves
+):
     """Each grant makes other row versions of all functions, so these alone would say that it is another database."""
     name = await postgres.create_database()
     async with postgres.administrator(name) as connection:
-        await connection.execute(_PASSING_ROLE)
+        await connection.execute(passing)
         await connection.execute(change)
     await postgres.release_database(name)
     async with postgres.administrator() as administrator:

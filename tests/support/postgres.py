@@ -96,7 +96,7 @@ _QUIET = """
 # They are hashed: the server would need three times as long for a text that names them.)
 _PARTS = r"""
     SELECT sum(hash_record_extended(part, 0))::text FROM (
-        SELECT row(oid, relname, relnamespace, relkind, reloptions) FROM pg_class
+        SELECT row(oid, relname, relnamespace, relkind, reloptions{rights}) FROM pg_class
         WHERE relnamespace <> ALL ('{{pg_catalog, information_schema, pg_toast}}'::regnamespace[])
         UNION ALL SELECT row(attrelid, attname, atttypid) FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
         WHERE relnamespace IN (SELECT oid FROM pg_namespace WHERE nspname LIKE 'joex%')
@@ -109,13 +109,16 @@ _PARTS = r"""
         {more}
     ) parts(part)
 """
-_SHAPE = _PARTS.format(function="row(oid, xmin)", more="")
-# The same of a database whose functions have other row versions: a test has granted rights to a role, and dropped it
-# with all that it had. The bodies of the functions are read, which takes longer, and all else that a test may make.
 _CATALOGS = (
     "attrdef", "cast", "collation", "constraint", "event_trigger", "extension", "largeobject_metadata", "operator",
     "policy", "publication", "statistic_ext", "trigger", "type",
 )  # fmt: skip
+_VERSIONS = "".join(f" UNION ALL SELECT row(oid, xmin) FROM pg_{name} WHERE oid >= 16384" for name in _CATALOGS)  # noqa: S608
+_SHAPE = _PARTS.format(
+    rights=", relacl, relrowsecurity, relforcerowsecurity", function="row(oid, xmin)", more=_VERSIONS
+)
+# The same of a database whose functions have other row versions: a test has granted rights to a role, and dropped it
+# with all that it had. The bodies of the functions are read, which takes longer, and all else that a test may make.
 _MADE = "".join(f" UNION ALL SELECT row(x::text) FROM pg_{name} x WHERE oid >= 16384" for name in _CATALOGS)  # noqa: S608
 _RIGHTS = r"""
     UNION ALL SELECT row(ev_class, ev_action::text) FROM pg_rewrite WHERE oid >= 16384
@@ -130,7 +133,7 @@ _RIGHTS = r"""
     UNION ALL SELECT row(setrole, setconfig) FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase
     WHERE datname = current_database()
 """
-_CONTENT = _PARTS.format(function="row(p.*)", more=_RIGHTS + _MADE)
+_CONTENT = _PARTS.format(rights="", function="row(p.*)", more=_RIGHTS + _MADE)
 
 # Reads until the other end of its standard input is closed, which the kernel does when the tests' process ends, then
 # stops the servers and removes their folder.
