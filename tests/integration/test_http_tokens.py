@@ -24,7 +24,7 @@ from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, needs, needs_of
 from joex.http.route import together
 from joex.http.tokens import KEPT_FOR, Tokens
-from joex.store import audit, runs, tokens
+from joex.store import audit, jobs, runs, tokens
 from tests.support.asgi import transport
 from tests.support.waiting import PATIENCE, eventually
 
@@ -677,6 +677,37 @@ async def test_workers_of_one_token_that_wait_leave_places_to_those_of_others(
         assert (await few_waits).status_code == 200
         await client.submit_many([NewJob("t", {}, "acme", "mails")] * 2)
         assert [(await one).status_code for one in waiting] == [200, 200]
+
+
+async def test_calls_of_one_tenant_leave_connections_to_those_of_others_however_long_each_takes(
+    application, http_as, client, connection, monkeypatch
+):
+    begun, may_end, read = list[UUID](), asyncio.Event(), jobs.get_job
+
+    async def hold_a_connection(used: Any, job_id: UUID, **more: Any) -> Any:
+        begun.append(job_id)
+        await may_end.wait()
+        return await read(used, job_id, **more)
+
+    monkeypatch.setattr("joex.http.jobs.get_job", hold_a_connection)
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    job_id = await client.submit("t", queue="mails")
+    async with http_as("view", "work", queues=["mails"], name="many") as tenant, http_as("submit") as other:
+        reading = [asyncio.create_task(tenant.get(f"/api/v1/job/{job_id}")) for _ in range(20)]
+        try:
+            await eventually(lambda: application.state.calls._served.total() == len(reading))
+            await eventually(lambda: len(begun) >= route.MOST_AT_WORK, why="some are read")
+            submitted = other.post("/api/v1/jobs", json={"task": "t"})
+            assert (await asyncio.wait_for(submitted, PATIENCE)).status_code == 201
+            lists, wait = tenant.get("/api/v1/jobs"), {"type": "mails", "wait": "60s"}
+            for call in (lists, tenant.post("/api/v1/accept", json=wait)):  # they wait for none of the others
+                assert (await asyncio.wait_for(call, PATIENCE)).status_code == 200
+            assert len(begun) == route.MOST_AT_WORK
+            await tokens.revoke(connection, "many")
+        finally:
+            may_end.set()
+        refused = len(reading) - route.MOST_AT_WORK
+        assert Counter([(await one).status_code for one in reading]) == {200: route.MOST_AT_WORK, 401: refused}
 
 
 @pytest.mark.parametrize("path", ["jobs", "keyed/list", "keyed/count", "keyed/active", "periodic"])

@@ -111,6 +111,11 @@ BEARER: params.Depends = Security(
 )
 
 
+def has_line(dependant: Any) -> bool:
+    """Whether the calls of a route wait for their turn in a line of their own: lists, reports and changes."""
+    return any(one.call in {_report, _turn} for one in dependant.dependencies)
+
+
 def _query_parameters(dependant: Any) -> Iterator[str]:
     """The query parameters of a route, with those of its dependencies."""
     yield from (parameter.alias for parameter in dependant.query_params)

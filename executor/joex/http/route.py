@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope
 
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.http.caller import Caller, caller_of, needs_of, refuse_if_revoked
+from joex.http.dependencies import has_line
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import CALLER
 from joex.http.turns import Turns, counted, refuse
@@ -33,6 +34,10 @@ MOST_OF_TENANT = 200
 """Of them, calls of a token that is bound to groups or queues: one tenant leaves places to the others."""
 MOST_WAITING = 600
 """Of them, calls that wait for a job: beside as many idle workers, runs can still report. The callers share these."""
+MOST_AT_WORK = 4
+"""Of them, calls of such a token that are parsed and answered at a time, besides lists, changes (`joex.http.turns`) and
+waits for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
+_WAITS = "/api/v1/accept"
 MOST_COMING = 50
 """Calls of a caller whose bodies are on the way: they hold connections, which probes need too."""
 LARGE = 100_000
@@ -56,6 +61,7 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What serves a call."""
         handle, needs = super().get_route_handler(), needs_of(self)
+        takes_turns = self.path != _WAITS and not has_line(self.dependant)
 
         async def judge_and_handle(request: Request) -> Response:
             await needs.judge(request)
@@ -72,6 +78,9 @@ class Route(APIRoute):
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
                 await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 with calls.served(caller):
+                    if takes_turns and caller.bounds.are_set:
+                        await turn.enter_async_context(calls.at_work.of(caller.name, MOST_AT_WORK))
+                        await refuse_if_revoked(request)  # likewise
                     return await handle(whole)
 
         return judge_and_handle
@@ -99,9 +108,10 @@ def routes_of(router: APIRouter) -> list[APIRoute]:
 
 
 class Calls:
-    """Counts the calls that are being served."""
+    """Counts the calls that are being served; ``at_work``: the turns of those that are parsed and answered."""
 
     def __init__(self) -> None:
+        self.at_work = Turns()
         self._waiting: dict[asyncio.Event, str] = {}  # the callers, those that have waited for longest first
         self._served: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()
