@@ -24,7 +24,7 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from joex import Client
-from joex.console import queues
+from joex.console import queues, sign_in
 from joex.console.acts import ACTS, MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
@@ -1316,6 +1316,34 @@ async def test_the_calls_of_one_user_keep_no_connection_from_another(
         assert (await browse(app=app).get("/")).status_code == 200
     assert (await waiting).status_code == 200
     assert (await far.get("/", headers=cookie)).status_code == 200
+
+
+async def test_pages_of_one_tenant_leave_connections_to_those_of_others_however_long_each_takes(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, read = list[UUID](), asyncio.Event(), jobs.get_job
+
+    async def hold_a_connection(used: Any, job_id: UUID, **more: Any) -> Any:
+        begun.append(job_id)
+        await may_end.wait()
+        return await read(used, job_id, **more)
+
+    monkeypatch.setattr(jobs, "get_job", hold_a_connection)
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    app = create_console(client, Access(token=OWNERS))
+    job_id, tenant, other = await client.submit("t", group="acme"), browse(app=app), browse(app=app)
+    tenant.headers["Authorization"] = f"Bearer {await token(Scope.VIEW, groups=['acme'])}"
+    other.headers["Authorization"] = f"Bearer {OWNERS}"
+    reading = [asyncio.create_task(tenant.get(f"/jobs/{job_id}")) for _ in range(20)]
+    try:
+        await eventually(lambda: len(begun) >= sign_in.MOST_AT_WORK, why="some are read")
+        assert (await asyncio.wait_for(other.get("/jobs"), PATIENCE)).status_code == 200
+        assert len(begun) == sign_in.MOST_AT_WORK
+        await tokens.revoke(connection, "token-0")
+    finally:
+        may_end.set()
+    answers = [(await one).status_code for one in reading]
+    assert sorted(answers) == [200] * sign_in.MOST_AT_WORK + [303] * (len(reading) - sign_in.MOST_AT_WORK)
 
 
 @pytest.mark.parametrize("path", ["/jobs?task=a", "/all?act=cancel&task=a", "/periodic", "/group?queue=q&group=acme"])

@@ -32,12 +32,16 @@ from joex.http.caller import OWNER, Caller
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
+from joex.http.turns import Turns
 
 COOKIE = "joex-console"
 SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"
 MOST_CALLS = 200
 """Calls of a user that are being served: a quarter of the connections (`joex.http.slow_callers`)."""
+MOST_AT_WORK = 4
+"""Of them, calls of a user who is bound that are at work at a time: pages of others find a connection to the database,
+and wait for few of these in the event loop."""
 _PUBLIC = ("/static/", "/healthz")
 _READING = frozenset({"GET", "HEAD"})
 _HEADERS = {
@@ -144,6 +148,7 @@ class SignIn:
         self._callers = callers
         self._views = views
         self._calls: Counter[str | None] = Counter()
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or answer why not."""
@@ -169,7 +174,12 @@ class SignIn:
             answer = self._views.error(scope, 429, detail, RETRY_AFTER)
         self._calls[name] += 1
         try:
-            await (answer or self._app)(scope, receive, send_with_headers)
+            if answer is None and caller is not None and caller.bounds.are_set:
+                async with self._turns.of(caller.name, MOST_AT_WORK):
+                    answer = await self._refusal(scope)  # its token may have been revoked meanwhile
+                    await (answer or self._app)(scope, receive, send_with_headers)
+            else:
+                await (answer or self._app)(scope, receive, send_with_headers)
         finally:
             self._calls[name] -= 1
             self._calls += Counter()  # forgets those that have none
