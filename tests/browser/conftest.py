@@ -1,4 +1,8 @@
-"""Fixtures of the tests in a browser: the console, and Chromium."""
+"""Fixtures of the tests in a browser: the console, and Chromium, which the tests of a file share.
+
+Chromium belongs to the event loop in which it was started, so all tests of a file, and what they use, have one loop:
+``pytestmark = pytest.mark.asyncio(loop_scope="module")``.
+"""
 
 import asyncio
 import subprocess
@@ -10,6 +14,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
@@ -17,6 +22,7 @@ from joex import Client
 from joex.console.app import create_console
 from joex.http.listening import listen
 from joex.http.server import serve
+from joex.store.database import connect, create_pool
 from tests.support.shop import open_the_shop
 from tests.support.waiting import PATIENCE
 
@@ -36,13 +42,31 @@ def chromium() -> str:
     return found.stdout.strip()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser(chromium: str) -> AsyncIterator[Browser]:
     """Chromium."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium)
         yield browser
         await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection to the test's database."""
+    connection = await connect(database_url, name="joex test")
+    yield connection
+    await connection.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(database_url: str) -> AsyncIterator[Client]:
+    """A client on the test's database."""
+    pool = await create_pool(database_url, most=10, name="joex test pool")
+    client = Client(pool)
+    yield client
+    await client.close()
+    await pool.close()
 
 
 @asynccontextmanager
@@ -56,14 +80,14 @@ async def serving(console: FastAPI) -> AsyncIterator[str]:
         await task
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def console(client: Client) -> AsyncIterator[str]:
     """The address of a console on the test's database."""
     async with serving(create_console(client)) as address:
         yield address
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def shop(client: Client, connection: asyncpg.Connection) -> dict[str, UUID]:
     """A shop in the middle of its day; the ids of some of its jobs."""
     return await open_the_shop(client, connection)
@@ -98,7 +122,7 @@ class Viewer:
             await context.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def viewer(browser: Browser, console: str) -> AsyncIterator[Viewer]:
     """A viewer of the console, whom nothing may trouble."""
     viewer = Viewer(browser, console)

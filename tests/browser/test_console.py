@@ -21,7 +21,7 @@ from tests.support.postgres import TestServer
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, finish, size_pool, take
 
-pytestmark = pytest.mark.usefixtures("shop")
+pytestmark = [pytest.mark.usefixtures("shop"), pytest.mark.asyncio(loop_scope="module")]
 
 ATTACK = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"&amp;{{7*7}}\u202e"
 

@@ -19,7 +19,7 @@ from joex.store import audit, tokens
 from tests.browser.conftest import PHONE, Viewer, live, not_loaded_again, serving
 from tests.support.shop import executor, finish, take
 
-pytestmark = pytest.mark.usefixtures("shop")
+pytestmark = [pytest.mark.usefixtures("shop"), pytest.mark.asyncio(loop_scope="module")]
 
 
 def answer(page: Page) -> Locator:
