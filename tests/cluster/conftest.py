@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import asyncpg
@@ -22,6 +23,7 @@ from tests.support.cluster.objects import is_ready
 from tests.support.cluster.option import VARIABLE
 from tests.support.cluster.providers import Cluster, Unavailable, make
 from tests.support.cluster.system import System
+from tests.support.lanes import END_CLUSTER
 from tests.support.postgres import TestServer
 
 _HERE = Path(__file__).parent
@@ -79,8 +81,10 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             pytest.fail(why_not, pytrace=False)
         config.stash[_NOT_RUN] = why_not
         pytest.skip(why_not)
-    yield made
-    made.close()
+    with ExitStack() as stack:
+        stack.callback(made.close)
+        config.stash[END_CLUSTER] = stack.close
+        yield made
 
 
 def _is_wanted(config: pytest.Config, choice: str) -> bool:

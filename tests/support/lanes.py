@@ -8,7 +8,8 @@ of files have restrictions:
 
 - Two lanes, each with its own cluster, run the files of the tier cluster (one lane would need more than half of all
   time), after the programs of the cluster have been built: in the background, which takes minutes the first time. When
-  such a lane dies, another one makes a cluster.
+  such a lane dies, another one makes a cluster. When no file of the tier is left, a lane ends its cluster, which would
+  compute until the lane ends: nodes report, leases are renewed.
 - Files with a test that is marked ``heavy`` run one at a time, and not beside that build.
 
 Files of both kinds run as early as possible, because few lanes run them. The files of the tiers faults, which mostly
@@ -56,6 +57,9 @@ TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "
 SHARED = "JOEX_TEST_LANES"
 """The variable with the folder that the lanes share."""
 
+END_CLUSTER = pytest.StashKey[Callable[[], None]]()
+"""Ends the cluster of a lane, if there is one: in the stash of pytest's configuration."""
+
 _CODES = "the exit codes"
 _BUILD = "the build"
 _HEAVY = "a heavy one"
@@ -84,6 +88,7 @@ class Share:
             places[name] = (*_place(tests), before[_tier(tests)])
             before[_tier(tests)] += 1
         self._left = {name: files[name] for name in sorted(files, key=places.__getitem__)}
+        self._of_cluster = {name for name, tests in files.items() if _is(tests, "cluster")}
 
     def __iter__(self) -> Iterator[tuple[str, list[pytest.Item]]]:
         """Take one file after the other, until none is left for this lane; its locks are held until it has run."""
@@ -95,6 +100,12 @@ class Share:
                         break
             else:
                 time.sleep(_PAUSE)  # the remaining files wait for a heavy one, for the build, or for a cluster
+
+    def needs_cluster(self, name: str) -> bool:
+        """Whether a file needs a cluster, or one that no lane has taken yet."""
+        return name in self._of_cluster or any(
+            not self._is_taken(each) for each in self._of_cluster & self._left.keys()
+        )
 
     def _take(self, name: str, locks: ExitStack) -> bool:
         is_of_cluster, is_heavy = (_is(self._left[name], mark) for mark in ("cluster", "heavy"))
@@ -150,6 +161,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     capture.start_global_capturing()
     capture.suspend_global_capture()
     for name, items in share:
+        if not share.needs_cluster(name):
+            session.config.stash.get(END_CLUSTER, lambda: None)()
         _outcomes.clear()
         _failures.clear()
         started, cpu = time.monotonic(), _cpu_seconds()

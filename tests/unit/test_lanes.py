@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import pytest
 
-from tests.support.lanes import CLUSTERS, LANES, TIERS
+from tests.support.lanes import CLUSTERS, LANES, TIERS, Share
 from tests.support.reruns import FOLDER, MOST, PROMISES
 from tests.support.waiting import PATIENCE
 
@@ -120,12 +120,14 @@ SETTINGS = "\n    ".join(["[pytest]\nmarkers =", "heavy", *TIERS])
 CONFTEST = """
 import json, os, pathlib, time
 import pytest
+from tests.support.lanes import END_CLUSTER
 @pytest.fixture(scope="session")
-def note():
+def note(request):
     def write(*what):
         path = pathlib.Path({notes!r}, f"{{os.getpid()}} {{time.monotonic_ns()}}")
         path.write_text(json.dumps([os.getpid(), *what]))
         path.rename(f"{{path}}.note")
+    request.config.stash[END_CLUSTER] = lambda: write("cluster ended", time.monotonic())
     yield write
     write("closed")
 @pytest.fixture
@@ -145,6 +147,16 @@ def test_it(note, meet, number):
     {code}
     note(__file__, number, began, time.monotonic())
 """
+
+
+class Item:
+    """A test of a file that has one."""
+
+    def __init__(self, name: str, mark: str) -> None:
+        self.nodeid, self.path, self._mark = f"{name}::test_it", name, mark
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == self._mark
 
 
 class Project:
@@ -185,9 +197,13 @@ class Project:
     def notes(self) -> list[list]:
         return [json.loads(note.read_text()) for note in self._notes.glob("*.note")]
 
+    def ends_of_clusters(self) -> list[tuple[int, float]]:
+        """Lane and time, each time that a lane ended the cluster that it may have."""
+        return [(lane, what[1]) for lane, *what in self.notes() if what[0] == "cluster ended"]
+
     def runs(self) -> list[tuple[int, str, int, float, float]]:
         """Lane, file, number, beginning and end of each test that ran."""
-        notes = [note for note in self.notes() if note[1] != "closed"]
+        notes = [note for note in self.notes() if note[1] not in ("closed", "cluster ended")]
         return sorted((lane, Path(file).stem, *rest) for lane, file, *rest in notes)
 
 
@@ -222,6 +238,9 @@ def test_each_test_runs_once_those_of_the_cluster_in_some_lanes_and_heavy_files_
         assert not (first[0] == second[0] and "unit" in first[1] and "slow" in second[1])
     heavy = sorted((began, ended) for _, file, _, began, ended in runs if "heavy" in file)
     assert all(ended <= began for (_, ended), (began, _) in pairwise(heavy))
+    # No lane ends its cluster before its last file of the cluster.
+    for lane, when in project.ends_of_clusters():
+        assert all(ended < when for each, file, _, _, ended in runs if each == lane and "cluster" in file)
     # Session fixtures last until their lane ends.
     closed = [note[0] for note in project.notes() if note[1] == "closed"]
     assert sorted(closed) == sorted({lane for lane, *_ in runs})
@@ -231,6 +250,28 @@ def test_each_test_runs_once_those_of_the_cluster_in_some_lanes_and_heavy_files_
         assert re.search(rf"^test: {tier}: 12 passed, \d+ s, \d+ s of CPU$", done.stdout, re.MULTILINE), done.stdout
     assert "test: property: none ran" in done.stdout
     assert done.stdout.endswith("test: all passed\n")
+
+
+def test_a_lane_ends_its_cluster_before_it_runs_a_file_when_all_files_of_the_cluster_are_taken(project):
+    # (These fixtures are there from the first file of a lane on, and some lane runs two.)
+    for nr in range(LANES + 1):
+        project.file(f"unit_{nr}", "unit")
+    assert project.run().returncode == 0
+    began = {(lane, began) for lane, _, number, began, _ in project.runs() if number == 0}
+    for lane, when in (ends := project.ends_of_clusters()):
+        assert any(each == lane and when < start for each, start in began)
+    assert ends
+
+
+def test_a_cluster_is_needed_until_its_files_are_taken(tmp_path):
+    items: Any = [Item(f"test_{name}.py", mark) for name, mark in (("a", "cluster"), ("b", "cluster"), ("c", "unit"))]
+    one, other = Share(tmp_path, items), Share(tmp_path, items)
+    files, files_of_other = iter(one), iter(other)
+    assert next(files)[0] == "test_a.py"
+    assert one.needs_cluster("test_c.py")
+    assert next(files_of_other)[0] == "test_b.py"
+    assert not one.needs_cluster("test_c.py")
+    assert other.needs_cluster("test_b.py")
 
 
 FIRST_TIME = "first = not os.path.exists(f'{__file__}.{number}'); open(f'{__file__}.{number}', 'w').close(); "
