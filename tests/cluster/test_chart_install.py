@@ -50,7 +50,9 @@ async def release(cluster: Cluster, api: Api, helm: Helm, system: System) -> Asy
     await release.uninstall()
 
 
-async def test_one_command_installs_all_that_a_job_needs(api: Api, release: Release, system: System) -> None:
+async def test_one_command_installs_all_that_a_job_needs_and_another_takes_it_away_except_the_definitions(
+    api: Api, release: Release, system: System
+) -> None:
     await remove_definitions(api)
     await release.install()
     [operator] = await release.until_operator()
@@ -64,37 +66,37 @@ async def test_one_command_installs_all_that_a_job_needs(api: Api, release: Rele
     with_token = {pod["metadata"]["name"] for pod in pods if TOKEN in str(pod["spec"])}
     assert with_token == {operator["metadata"]["name"]}
 
+    # The executors exit though their database is removed with them.
+    await api.delete("pods", "joex-test", release.namespace)  # of `helm test`, which leaves it
+    await release.uninstall()
+    await api.until(POOLS, "default", lambda found: found is None, release.namespace)
+    await api.until_all("pods", lambda found: not found, release.namespace)
+    # The operator of the next release would wait for the end of this one.
+    await api.until("leases", OPERATOR, lambda found: found is None, release.namespace)
+    assert {found["metadata"]["name"] for found in await api.get_all(KIND)} >= set(NAMES)
 
-async def test_a_release_of_the_chart_before_is_upgraded_with_all_that_runs(
+
+async def test_upgrades_of_the_chart_of_the_operator_and_of_the_pool_leave_what_runs_alone(
     api: Api, helm: Helm, release: Release, system: System, tmp_path: Path
 ) -> None:
-    """There is no earlier chart yet: this chart with another version and another text in a definition replaces it."""
     await remove_definitions(api)
     before = await chart_before(helm, tmp_path)
-    await release.install(own_database(system.manifest("first")), chart=before)
+    values = own_database(system.manifest("first", poolSize=2, scaling={"maxReplicas": 2}))
+    await release.install(values, chart=before)
     await release.until_operator()
     await system.until_reason("AtZero", name="first")
     assert await description(api) == BEFORE
-    job = await system.submit("hold", flag="go")
-    await system.effects.begun(job)
-
-    await release.upgrade()
-    assert await description(api) == DEFINITION["description"]
-    later = await system.submit()
-    await system.effects.flag("go")
-    assert await system.effects.all_finished([job, later]) == {"success": 2}
-    assert await runs(system, job) == [1]
-
-
-async def test_upgrades_of_the_operator_and_of_the_pool_leave_what_runs_alone(release: Release, system: System) -> None:
-    await release.install(own_database(system.manifest("first", poolSize=2, scaling={"maxReplicas": 2})))
-    await release.until_operator()
-    await system.until_reason("AtZero", name="first")
     held = [await system.submit("hold", flag="go") for _ in range(3)]
     for job in held:
         await system.effects.begun(job)
     at_first = await executors(system)
     assert at_first.keys() == {"first-0", "first-1"}
+
+    # There is no earlier chart yet: this chart replaces one with another version and another text in a definition.
+    await release.upgrade()
+    assert await description(api) == DEFINITION["description"]
+    assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
+    assert await executors(system) == at_first
 
     # The operator alone. While it is replaced, executors take new jobs.
     upgrade = asyncio.create_task(release.upgrade("operator.logLevel=debug"))
@@ -133,22 +135,6 @@ async def test_an_upgrade_of_image_and_pool_replaces_executors_once(
     await eventually(is_replaced)
     await system.until_reason("Ready", name="first")
     assert [row["pool_size"] for row in await system.db.fetch(registered)] == [1, 2]
-
-
-async def test_uninstalling_takes_the_trial_away_with_its_pool_and_keeps_the_definitions(
-    api: Api, release: Release, system: System
-) -> None:
-    """The executors exit though their database is removed with them."""
-    await release.install()
-    await release.until_operator()
-    await api.until("deployments", "joex-postgresql", is_available(1), release.namespace)
-    await system.until_ready(1, "default")
-    await release.uninstall()
-    await api.until(POOLS, "default", lambda found: found is None, release.namespace)
-    await api.until_all("pods", lambda found: not found, release.namespace)
-    # The operator of the next release would wait for the end of this one.
-    await api.until("leases", OPERATOR, lambda found: found is None, release.namespace)
-    assert {found["metadata"]["name"] for found in await api.get_all(KIND)} >= set(NAMES)
 
 
 async def test_uninstalling_ends_the_first_pool_after_its_jobs_and_leaves_other_pools(
@@ -208,16 +194,15 @@ async def test_a_namespace_with_live_pools_is_deleted_within_their_grace(
     await api.until("namespaces", release.namespace, lambda found: found is None)
 
 
-async def test_by_default_the_operator_leaves_pools_and_secrets_elsewhere_alone(
-    api: Api, release: Release, system: System, namespaces: Namespaces
+async def test_by_default_the_operator_leaves_pools_and_secrets_elsewhere_alone_and_uses_each_right(
+    cluster: Cluster, api: Api, release: Release, system: System, namespaces: Namespaces
 ) -> None:
     elsewhere = await namespaces.make(RESTRICTED)
     there = system.manifest("elsewhere", replicas=1)
     await api.apply({**there, "metadata": {"name": "elsewhere", "namespace": elsewhere}})
-    values = own_database(system.manifest("first"))
-    await release.install({**values, "database": {"url": system.url}, "operator": {}})
+    await release.install({**own_database(system.manifest("first")), "database": {"url": system.url}})
     await release.until_operator()
-    assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
+    await use_each_right(cluster, api, release, system, everywhere=False)
     assert "status" not in await api.get(POOLS, "elsewhere", elsewhere)
     assert await api.get_all(DEPLOYMENTS, elsewhere) == []
     roles = {role["metadata"]["name"] for role in await api.get_all("clusterroles")}
@@ -241,8 +226,8 @@ async def test_of_two_operators_one_leads_and_the_other_takes_over(api: Api, rel
     assert not is_held_by(leader)(await api.get("leases", OPERATOR, release.namespace))
 
 
-async def test_an_operator_of_all_namespaces_runs_pools_in_others_than_its_own(
-    api: Api, release: Release, system: System, namespaces: Namespaces
+async def test_an_operator_of_all_namespaces_runs_pools_in_others_than_its_own_and_uses_each_right(
+    cluster: Cluster, api: Api, release: Release, system: System, namespaces: Namespaces
 ) -> None:
     elsewhere = await namespaces.make(RESTRICTED)
     for kind, name in (("secrets", SECRET), ("configmaps", APP)):  # what its pods read
@@ -257,42 +242,10 @@ async def test_an_operator_of_all_namespaces_runs_pools_in_others_than_its_own(
     job = await system.client.submit("effect", queue="elsewhere")
     assert await system.effects.all_finished([job]) == {"success": 1}
     assert await may_read_secrets(api, release, elsewhere)
+    await use_each_right(cluster, api, release, system, everywhere=True)
     # While there is an operator, which waits for the pool's executor to drain.
     await api.delete(POOLS, "elsewhere", elsewhere)
     await api.until_all("pods", lambda found: not found, elsewhere)
-
-
-@pytest.mark.parametrize("watched", [[], ["*"]], ids=["own namespace", "all namespaces"])
-async def test_the_operator_uses_each_right_that_it_has(
-    local_cluster: LocalCluster, api: Api, release: Release, system: System, watched: list[str]
-) -> None:
-    await release.install({**own_database(system.manifest("first")), "watchNamespaces": watched})
-    await release.until_operator()
-    await system.until_reason("AtZero", name="first")
-    task = {"task": "effect", "timer": "daily", "pool": "first"}
-    kind = {"apiVersion": "joex.dev/v1alpha1", "kind": "PeriodicTask", "metadata": {"name": "nightly"}}
-    await api.apply({**kind, "spec": task}, release.namespace)
-    await api.until("periodictasks", "nightly", lambda found: found and "status" in found, release.namespace)
-    for _ in range(2):  # the second time the same Events get a higher count
-        assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
-        await system.until_replicas()
-        await system.until_reason("AtZero", name="first")
-    await system.scale(1, "first")
-    await system.until_ready(1, "first")
-    [replica] = await system.replicas()
-    await api.patch(DEPLOYMENTS, replica, {"spec": {"replicas": 0}}, release.namespace)
-    await api.until(DEPLOYMENTS, replica, lambda found: found["spec"]["replicas"] == 1, release.namespace)
-    await api.until("leases", OPERATOR, is_renewed, release.namespace)
-    await api.delete("leases", OPERATOR, release.namespace)  # as an administrator may
-    await api.until("leases", OPERATOR, lambda found: bool(found) and is_renewed(found), release.namespace)
-
-    may = await rights(api, release, everywhere=watched == ["*"])
-
-    def is_all_used() -> bool:  # (the log has a request when it is answered: its effect may come before)
-        return may - {request.right for request in release.requests()} == ASKED_BY_THE_API_SERVER
-
-    await eventually(is_all_used, why=f"each right is used, of {may}")
-    await api.delete("periodictasks", "nightly", release.namespace)  # before an operator of the whole cluster finds it
 
 
 BEFORE = "Of the chart before."
@@ -330,6 +283,36 @@ async def rights(api: Api, release: Release, *, everywhere: bool) -> set[Right]:
         for rule in rules
         for verb, group, resource in itertools.product(rule["verbs"], rule["apiGroups"], rule["resources"])
     }
+
+
+async def use_each_right(cluster: Cluster, api: Api, release: Release, system: System, *, everywhere: bool) -> None:
+    """Let the operator of a release use each right that it has. (Only a local cluster has a log that shows it.)"""
+    await system.until_reason("AtZero", name="first")
+    task = {"task": "effect", "timer": "daily", "pool": "first"}
+    kind = {"apiVersion": "joex.dev/v1alpha1", "kind": "PeriodicTask", "metadata": {"name": "nightly"}}
+    await api.apply({**kind, "spec": task}, release.namespace)
+    await api.until("periodictasks", "nightly", lambda found: found and "status" in found, release.namespace)
+    for _ in range(2):  # the second time the same Events get a higher count
+        assert await system.effects.all_finished([await system.submit()]) == {"success": 1}
+        await system.until_replicas()
+        await system.until_reason("AtZero", name="first")
+    await system.scale(1, "first")
+    await system.until_ready(1, "first")
+    [replica] = await system.replicas()
+    await api.patch(DEPLOYMENTS, replica, {"spec": {"replicas": 0}}, release.namespace)
+    await api.until(DEPLOYMENTS, replica, lambda found: found["spec"]["replicas"] == 1, release.namespace)
+    await api.until("leases", OPERATOR, is_renewed, release.namespace)
+    await api.delete("leases", OPERATOR, release.namespace)  # as an administrator may
+    await api.until("leases", OPERATOR, lambda found: bool(found) and is_renewed(found), release.namespace)
+
+    may = await rights(api, release, everywhere=everywhere)
+
+    def is_all_used() -> bool:  # (the log has a request when it is answered: its effect may come before)
+        return may - {request.right for request in release.requests()} == ASKED_BY_THE_API_SERVER
+
+    if cluster.local is not None:
+        await eventually(is_all_used, why=f"each right is used, of {may}")
+    await api.delete("periodictasks", "nightly", release.namespace)  # before an operator of the whole cluster finds it
 
 
 async def may_read_secrets(api: Api, release: Release, namespace: str) -> bool:
