@@ -396,7 +396,8 @@ async def test_a_pool_that_is_made_again_with_another_url_of_its_database_has_ne
     operator.fleet.refuses.clear()
 
     async def are_there() -> bool:
-        return await connection.fetchval(OURS.format("string_agg(timer, ' ' ORDER BY id)")) == "04:00 03:00"
+        rows = await connection.fetch(OURS.format("timer") + " ORDER BY id")
+        return [row["timer"] for row in rows] == ["04:00", "03:00"]
 
     await eventually(are_there, why="held has its row, too")
     await operator.until_ready("held")
