@@ -133,9 +133,10 @@ CREATE DOMAIN joex_private.job_opts AS jsonb CONSTRAINT "opts: must be a JSON ob
 CREATE DOMAIN joex_private.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 CREATE DOMAIN joex_private.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
 CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
--- (Later years, and infinity, are beyond the dates of most languages: one such row would break each list that has it.)
-CREATE DOMAIN joex_private.job_due_time AS timestamptz CONSTRAINT "not_before: at most the year 9999" CHECK (
-    VALUE < '10000-01-01 00:00+00');
+-- (Years after 9999, and infinity, are beyond the dates of most languages: one such row would break each list that has it. A year less,
+-- because what is computed from these times may be later, and zones differ.)
+CREATE DOMAIN joex_private.job_due_time AS timestamptz CONSTRAINT "not_before: at most the year 9998" CHECK (
+    VALUE < '9999-01-02 00:00+00');
 -- (W3C: a traceparent; after a space, if there is one, the tracestate.)
 CREATE DOMAIN joex_private.job_trace_context AS text CONSTRAINT "trace_context: expected a W3C traceparent (and tracestate)" CHECK (
     VALUE ~ '^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}( [ -~]*[!-~])?$' AND octet_length(VALUE) <= 568);
