@@ -670,6 +670,19 @@ async def test_values_whose_text_has_very_many_digits_are_refused_though_it_is_w
     assert await connection.fetchval(floats, 3_000) is not None
 
 
+async def test_among_many_the_smallest_value_whose_text_is_that_long_is_refused_too(connection):
+    """The statements for many look at no value that can't be so: as a column has it, the smallest has 19 bytes."""
+    await connection.execute("CREATE TABLE small AS SELECT '1e8001'::jsonb AS result, '{\"\": 1e8001}'::jsonb AS args")
+    assert await connection.fetchval("SELECT pg_column_size(result) FROM small") == 19
+    one = "ARRAY[gen_random_uuid()]"
+    for call in (
+        "joex.submit_many(ARRAY['a'], ARRAY[args])",
+        f"joex_private.finish_many({one}, {one}, '{{success}}', ARRAY[result], '{{}}', '{{}}', '{{}}', '{{}}')",
+    ):
+        with pytest.raises(asyncpg.PostgresError, match="has numbers with too many digits"):
+            await connection.fetch(f"SELECT {call} FROM small")  # noqa: S608 - constants
+
+
 async def test_a_result_whose_text_is_over_the_limit_is_refused(keyed, client, connection):
     await keyed.add("a", 1)
     job = await keyed.accept("a")

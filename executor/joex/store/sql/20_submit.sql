@@ -103,9 +103,9 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    -- (A value of so few bytes has no large text.)
+    -- (A value of so few bytes has no large text: one number of many digits has 19.)
     PERFORM joex_private.check_size('args', a.one) FROM unnest(args) a(one)
-    WHERE pg_column_size(a.one) > 40 AND joex_private.is_large(a.one);
+    WHERE pg_column_size(a.one) > 18 AND joex_private.is_large(a.one);
     -- (ON CONFLICT costs a tenth more, and writes each row to the log twice.)
     IF trackers IS NULL THEN
         INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,

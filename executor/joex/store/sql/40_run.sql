@@ -200,7 +200,7 @@ DECLARE
 BEGIN
     IF results IS NOT NULL THEN     -- (as with submissions)
         PERFORM joex_private.check_size('result', r.one) FROM unnest(results) r(one)
-        WHERE pg_column_size(r.one) > 40 AND joex_private.is_large(r.one);
+        WHERE pg_column_size(r.one) > 18 AND joex_private.is_large(r.one);
     END IF;
     IF pg_column_size(messages) > 100000 THEN   -- (to look at each message was a fiftieth of the cost of an end)
         messages := ARRAY(SELECT joex_private.cut(m.one) FROM unnest(messages) WITH ORDINALITY AS m(one, nr) ORDER BY m.nr);
