@@ -253,7 +253,10 @@ async def test_names_and_operators_of_a_caller_lead_nowhere(roles_of, connection
     """Functions work with the owner's rights: what a caller has put on its path must not run there."""
     submitter = await roles_of("submit", "operate")
     role = await submitter.fetchval("SELECT session_user::text")
-    await connection.execute(f"CREATE SCHEMA trap AUTHORIZATION {role}")
+    # (Without the grant, no role could make this operator.)
+    await connection.execute(
+        f"CREATE SCHEMA trap AUTHORIZATION {role}; GRANT USAGE ON TYPE joex_private.queue_name TO {role}"
+    )
     await submitter.execute("""
         CREATE FUNCTION trap.coined() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
             RAISE EXCEPTION 'caught as %', current_user; END $$;
@@ -268,7 +271,7 @@ async def test_names_and_operators_of_a_caller_lead_nowhere(roles_of, connection
     job_id = await submitter.fetchval("SELECT joex.submit('a')")
     assert await submitter.fetchval("SELECT joex.set_priority($1, 'high')", job_id)
     assert await submitter.fetchval("SELECT joex.cancel($1)", job_id) == "cancelled"
-    await connection.execute("DROP SCHEMA trap CASCADE")
+    await connection.execute(f"DROP SCHEMA trap CASCADE; REVOKE ALL ON TYPE joex_private.queue_name FROM {role}")
 
 
 # Each function of a bound role that compares a name which its caller gives, or passes it on to one that does.
@@ -862,12 +865,17 @@ async def test_a_transaction_that_is_older_than_the_first_grant_with_bounds_can_
     assert await role.fetchval("SELECT count(*) FROM joex.jobs") == 0
 
 
-async def test_a_role_makes_no_table_that_keeps_a_migration_from_adding_a_column(roles_of, connection):
-    """The server adds none with a default to a table whose row type is that of a column of another table."""
+async def test_a_role_makes_no_table_that_keeps_a_migration_from_changing_a_table_or_a_domain(roles_of, connection):
+    """The server adds no column with a default to a table whose row type is that of a column of another table.
+
+    Nor does it give a domain a constraint before it has locked and read all tables with such columns.
+    """
     role = await roles_of(*SCOPES)
-    kinds = f"SELECT oid::regtype::text AS name FROM pg_type WHERE typnamespace IN {OURS} AND typtype = 'c'"  # noqa: S608
+    kinds = (
+        f"SELECT oid::regtype::text AS name FROM pg_type WHERE typnamespace IN {OURS} AND typtype IN ('c', 'd', 'e')"  # noqa: S608
+    )
     private = [row["name"] for row in await connection.fetch(kinds) if row["name"].startswith("joex_private.")]
-    assert "joex_private.job" in private
+    assert {"joex_private.job", "joex_private.group_name", "joex_private.job_state"} <= {*private}
     for name in private:
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for type"):
             await role.execute(f"CREATE TEMPORARY TABLE copy (one {name}[])")

@@ -37,12 +37,12 @@ def upgrade(monkeypatch):
     """Make a version of Joex that is newer by one number, in which the statements with this beginning differ."""
     files = module._files
 
-    def make(*beginnings):
+    def make(*beginnings, sql="SELECT 1"):
         def newer(folder):
             found = files(folder)
             for beginning in beginnings:
                 found = [(name, text.replace(f"\n{beginning}", f"\n{beginning} ")) for name, text in found]
-            return [*found, ("9999_next.sql", "SELECT 1")] if folder == "migrations" else found
+            return [*found, ("9999_next.sql", sql)] if folder == "migrations" else found
 
         monkeypatch.setattr(module, "_files", newer)
 
@@ -323,6 +323,25 @@ async def test_a_user_who_may_not_create_the_schema_is_told_so(empty, postgres):
             await migrate(poor)
     finally:
         await poor.close()
+
+
+async def test_a_migration_names_the_index_of_another_role_that_keeps_it_from_changing_a_table(empty, upgrade):
+    """The server asks for no right on a type that an expression of an index has."""
+    await migrate(empty)
+    await empty.execute("DO $$ BEGIN CREATE ROLE poor LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    await empty.execute("SELECT joex_private.set_scopes('poor', '{submit}', '{mine}')")
+    await empty.execute("CREATE SCHEMA his AUTHORIZATION poor")
+    await empty.execute(
+        "SET ROLE poor; CREATE TABLE his.own (); CREATE INDEX one ON his.own ((NULL::joex_private.job)); RESET ROLE"
+    )
+    upgrade(sql="ALTER TABLE joex_private.job ADD COLUMN more integer NOT NULL DEFAULT 0")
+    with pytest.raises(
+        ConfigError, match=r"^the index his.one of the role poor uses a type of Joex that the migration cha"
+    ):
+        await migrate(empty)
+    assert await schema_version(empty) == NEWEST
+    await empty.execute("DROP INDEX his.one")
+    assert await migrate(empty) == ["9999_next"]
 
 
 @pytest.mark.parametrize("planted", ["joex", "joex_private"])

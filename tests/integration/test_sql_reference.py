@@ -18,11 +18,9 @@ SIGNATURE = """
     SELECT pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result
     FROM pg_proc p WHERE p.pronamespace = $1::text::regnamespace AND p.proname = $2
 """
-# (A domain counts as its base type, which clients see.)
 COLUMNS = """
-    SELECT a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL)
-    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-    WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 ORDER BY a.attnum
+    SELECT a.attname, format_type(a.atttypid, NULL)
+    FROM pg_attribute a WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 ORDER BY a.attnum
 """
 CANONICAL = "SELECT format_type($1::text::regtype, NULL)"
 

@@ -86,6 +86,14 @@ _PLANTED = statement("""
     WHERE NOT o.rolsuper AND (u.rolsuper OR NOT pg_has_role(u.oid, o.oid, 'MEMBER'))
     ORDER BY f.kind = 'pg_namespace'::regclass::oid DESC, f.kind DESC, f.oid LIMIT 1
 """)
+# What others have made with a type of the schema: the server refuses to change the tables and domains that it is of.
+_USERS_OF_TYPES = statement("""
+    SELECT pg_describe_object('pg_class'::regclass, c.oid, 0) AS name, c.relowner::regrole::text AS owner
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid JOIN pg_class c ON c.oid = a.attrelid
+    WHERE t.typnamespace = 'joex_private'::regnamespace AND c.relkind <> 'v'
+          AND c.relnamespace NOT IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+    ORDER BY t.typtype <> 'c', c.oid LIMIT 1
+""")
 _VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
 _MIN_READER = statement("SELECT coalesce(max(min_reader), 0) FROM joex_private.migration")
 _DEFINED = "SELECT definitions FROM joex_private.migration WHERE number = $1"
@@ -190,8 +198,9 @@ async def migrate(
 
     Raises:
         SchemaError: the schema is too new for this version, or the new one would be for executors that live.
-        ConfigError: the server is too old, its encoding is not UTF8, the user may not create the schema, or
-            something in it belongs to a role that could run code with the user's rights.
+        ConfigError: the server is too old, its encoding is not UTF8, the user may not create the schema,
+            something in it belongs to a role that could run code with the user's rights, or another role has made
+            something with a type of it that the migration changes.
         DatabaseUnavailable: other transactions were in the way all the time; nothing was done.
     """
     until, told, is_long = time.monotonic() + patience, "", False
@@ -202,6 +211,13 @@ async def migrate(
                 return await _migrate_now(connection, is_long=is_long, lock_out=lock_out)
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 rows = await connection.fetch(_IN_THE_WAY)
+            except asyncpg.FeatureNotSupportedError as error:
+                if (found := await connection.fetchrow(_USERS_OF_TYPES)) is None:
+                    raise
+                raise ConfigError(
+                    f"the {found['name']} of the role {found['owner']} uses a type of Joex that the migration changes; "
+                    f"nothing was done: drop it, as {found['owner']} or as a superuser, and run 'joex migrate' again"
+                ) from error
             is_long = not all(row["is_client"] for row in rows)
             line = ", ".join(f"{row['what']}{_since(row['since'])})" for row in rows)
             if time.monotonic() >= until:

@@ -342,10 +342,12 @@ BEGIN
               AND EXISTS (SELECT FROM aclexplode(c.relacl) a WHERE a.grantee = 0) LOOP
         EXECUTE format('REVOKE ALL ON %s %s FROM PUBLIC', v_relation.kind, v_relation.name);
     END LOOP;
-    -- (A column of another role's table that has the type of our rows keeps each migration from adding a column with a default.)
+    -- (A column of another role's table that has the type of our rows keeps each migration from adding a column with a default. One with a
+    -- domain of ours keeps migrations from giving the domain a constraint that its values do not meet, or while its table is locked. So no
+    -- view that users read has columns of these types.)
     FOR v_relation IN
         SELECT t.oid::regtype AS name FROM pg_type t
-        WHERE t.typnamespace = 'joex_private'::regnamespace AND t.typtype = 'c' AND has_type_privilege('public', t.oid, 'USAGE') LOOP
+        WHERE t.typnamespace = 'joex_private'::regnamespace AND t.typtype IN ('c', 'd', 'e') AND has_type_privilege('public', t.oid, 'USAGE') LOOP
         EXECUTE format('REVOKE ALL ON TYPE %s FROM PUBLIC', v_relation.name);
     END LOOP;
     PERFORM joex_private.forget_dropped_roles();

@@ -3,40 +3,40 @@
 -- All jobs.
 CREATE OR REPLACE VIEW joex.jobs WITH (security_barrier) AS
 WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
-SELECT id,                          -- uuid
-       queue,                       -- text
-       grp,                         -- text: the group, which is the tenant
-       task,                        -- text: its name
-       args,                        -- jsonb: the arguments
-       subject,                     -- text: for people
-       submitter,                   -- text: for people
-       tracker,                     -- text: at most one unfinished job of the group has it
-       priority::text AS priority,  -- text: high or low
-       state::text AS state,        -- text: waiting, scheduled (taken), running, stuck (waits for a retry), success, failed, cancelled
-       due_at,                      -- timestamptz: when a job that waits for a time may run
-       app_id,                      -- text: the executor or worker of the latest run
-       attempt,                     -- integer: runs that have started
-       failures,                    -- integer: failed runs since the submission, or since a retry by hand
-       losses,                      -- integer: how often the executor or worker that held the job died or did not report in time
-       retries,                     -- integer: allowed retries; null: as many as the task or the executor allows
-       cancel_requested,            -- boolean: the job ends as cancelled when its run has stopped
-       progress,                    -- smallint: 0 to 100
-       progress_message,            -- text: of the latest progress
-       submitted_at,                -- timestamptz
-       scheduled_at,                -- timestamptz: when the latest run was taken
-       started_at,                  -- timestamptz: when the latest run started
-       finished_at,                 -- timestamptz
-       message,                     -- text: of the result
-       result,                      -- jsonb
-       error,                       -- text: of the latest failed run
-       seq,                         -- bigint: its place in line, first in, first out
-       key,                         -- bytea: the id of a keyed job
-       rank,                        -- bytea: the place in line of a keyed job, before seq
-       opts,                        -- jsonb: the free fields of a keyed job
-       resubmit_requested,          -- boolean: the job runs once more when its run has ended
-       remove_requested,            -- boolean: the job disappears when its run has ended
-       overdue_at,                  -- timestamptz: the job is put back when its run has not reported by then
-       trace_context                -- text: of its submission: a W3C traceparent, and maybe a space and a tracestate
+SELECT id,                                          -- uuid
+       queue::text AS queue,                        -- text
+       grp::text AS grp,                            -- text: the group, which is the tenant
+       task::text AS task,                          -- text: its name
+       args::jsonb AS args,                         -- jsonb: the arguments
+       subject::text AS subject,                    -- text: for people
+       submitter::text AS submitter,                -- text: for people
+       tracker::text AS tracker,                    -- text: at most one unfinished job of the group has it
+       priority::text AS priority,                  -- text: high or low
+       state::text AS state,                        -- text: waiting, scheduled (taken), running, stuck (waits for a retry), success, failed, cancelled
+       due_at::timestamptz AS due_at,               -- timestamptz: when a job that waits for a time may run
+       app_id,                                      -- text: the executor or worker of the latest run
+       attempt,                                     -- integer: runs that have started
+       failures,                                    -- integer: failed runs since the submission, or since a retry by hand
+       losses,                                      -- integer: how often the executor or worker that held the job died or did not report in time
+       retries::integer AS retries,                 -- integer: allowed retries; null: as many as the task or the executor allows
+       cancel_requested,                            -- boolean: the job ends as cancelled when its run has stopped
+       progress::smallint AS progress,              -- smallint: 0 to 100
+       progress_message,                            -- text: of the latest progress
+       submitted_at,                                -- timestamptz
+       scheduled_at,                                -- timestamptz: when the latest run was taken
+       started_at,                                  -- timestamptz: when the latest run started
+       finished_at,                                 -- timestamptz
+       message,                                     -- text: of the result
+       result,                                      -- jsonb
+       error,                                       -- text: of the latest failed run
+       seq,                                         -- bigint: its place in line, first in, first out
+       key::bytea AS key,                           -- bytea: the id of a keyed job
+       rank::bytea AS rank,                         -- bytea: the place in line of a keyed job, before seq
+       opts::jsonb AS opts,                         -- jsonb: the free fields of a keyed job
+       resubmit_requested,                          -- boolean: the job runs once more when its run has ended
+       remove_requested,                            -- boolean: the job disappears when its run has ended
+       overdue_at,                                  -- timestamptz: the job is put back when its run has not reported by then
+       trace_context::text AS trace_context         -- text: of its submission: a W3C traceparent, and maybe a space and a tracestate
 FROM joex_private.job j
 WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
     SELECT FROM bounds b
