@@ -33,6 +33,11 @@ RAISE = """
     CREATE TRIGGER refuse BEFORE INSERT ON joex_private.job FOR EACH ROW WHEN (NEW.task = 'bad')
         EXECUTE FUNCTION refuse();
 """
+READS = """
+    SELECT pg_stat_get_xact_numscans('joex_private.periodic_task'::regclass) AS scans,
+           (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
+            WHERE indrelid = 'joex_private.periodic_task'::regclass)::bigint AS entries
+"""  # of all periodic tasks, and of entries of indexes, in this transaction
 
 
 A = TaskKey("a", "default", "default")
@@ -265,15 +270,10 @@ async def test_turns_cost_what_the_pass_holds_whatever_the_statistics_say(tasks,
         SELECT 'a ' || nr, CASE WHEN nr > 1000 THEN 'hog' ELSE 'group ' || nr END, 'a', 'yearly', clock_timestamp()
         FROM generate_series(1, 20000) nr;
     """)
-    reads = """
-        SELECT pg_stat_get_xact_numscans('joex_private.periodic_task'::regclass) AS scans,
-               (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
-                WHERE indrelid = 'joex_private.periodic_task'::regclass)::bigint AS entries
-    """
     async with tasks.connection.transaction():
-        before = await tasks.connection.fetchrow(reads)
+        before = await tasks.connection.fetchrow(READS)
         found, _ = await periodic_due.due(tasks.connection, 20)
-        after = await tasks.connection.fetchrow(reads)
+        after = await tasks.connection.fetchrow(READS)
     assert len({task.key.group for task in found}) >= 20
     assert after["scans"] == before["scans"]
     assert after["entries"] - before["entries"] <= 100
@@ -994,7 +994,7 @@ async def test_a_start_that_changes_no_periodic_task_waits_for_no_transaction(ta
 
 
 async def test_a_start_waits_for_no_tenant_that_holds_a_row_of_its_app(tasks, database_url, another_connection):
-    """A role that may operate in a group can name any owner there, and leave its transaction open."""
+    """A role that may operate in its group can change it, and leave its transaction open."""
     app = App("shop")
     for name in ("held", "free"):
         app.periodic(MONTHLY, group="acme")(app.task(name)(_nothing))
@@ -1013,6 +1013,31 @@ async def test_a_start_waits_for_no_tenant_that_holds_a_row_of_its_app(tasks, da
     assert await register_periodic_tasks(tasks.connection, app, Settings()) == []
     left = await periodic.list_tasks(tasks.connection, owners=["app:shop"])
     assert [(one.id, one.timer) for one in left] == [("shop/free", MONTHLY), ("shop/held", MONTHLY)]
+
+
+@pytest.mark.parametrize("names", ["a", "ab", ""], ids=["that changes nothing", "with a new task", "without a task"])
+async def test_a_start_reads_no_tasks_of_other_owners(tasks, names):
+    """A tenant makes thousands, half of them with the id of the app's task."""
+    apps = App("shop"), App("shop")
+    for app, declared in zip(apps, ("a", names), strict=True):
+        for name in declared:
+            app.periodic(YEARLY)(app.task(name)(_nothing))
+    assert await register_periodic_tasks(tasks.connection, apps[0], Settings()) == []
+    await tasks.connection.execute("""
+        INSERT INTO joex_private.periodic_task (id, queue, task, timer)
+        SELECT CASE nr % 2 WHEN 0 THEN 'shop/a' ELSE 'b' || nr END, 'queue ' || nr, 'a', 'yearly'
+        FROM generate_series(1, 4000) nr;
+        ANALYZE joex_private.periodic_task
+    """)
+    async with tasks.connection.transaction():
+        before = await tasks.connection.fetchrow(READS)
+        assert await register_periodic_tasks(tasks.connection, apps[1], Settings()) == []
+        after = await tasks.connection.fetchrow(READS)
+    assert [one.id for one in await periodic.list_tasks(tasks.connection, owners=["app:shop"])] == [
+        f"shop/{name}" for name in names
+    ]
+    assert after["scans"] == before["scans"]
+    assert after["entries"] - before["entries"] <= 40
 
 
 async def test_all_that_a_start_does_waits_for_startup_wait(tasks, database_url, another_connection, monkeypatch):

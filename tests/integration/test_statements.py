@@ -148,7 +148,6 @@ CALLS = {
     "has_work": "joex_private.has_work(ARRAY['default'])",
     "mark_ended": "joex_private.mark_ended(1, 'dead')",
     "cut": "joex_private.cut('a')",
-    "must_not_be_joex": "joex_private.must_not_be_joex('user')",
     "store_periodic_task": "joex_private.store_periodic_task('a', 't', 'daily', 'UTC', '{}', 'default', 'default', \
                             'low', '', '', NULL, NULL, 'user')",
     "must_see_the_latest": "joex_private.must_see_the_latest('this')",
@@ -172,6 +171,7 @@ CALLS = {
     "run_periodic_task": "joex.run_periodic_task('a') FROM joex.put_periodic_task('a', 't', 'daily')",
     "submit_periodic": """joex_private.submit_periodic(jsonb_populate_record(t, '{"task": "a"}'))
                           FROM joex_private.periodic_task t""",
+    "check_owner": "joex_private.check_owner('user')",
     "keep_periodic_tasks": "joex_private.keep_periodic_tasks('nobody', ARRAY['a'], ARRAY['default'], ARRAY['default'])",
     "named_periodic_task": "joex_private.named_periodic_task('a', NULL, NULL)",
     "periodic_in_turn": "joex_private.periodic_in_turn(1, '', '{}', '{}', '{}', '{}')",

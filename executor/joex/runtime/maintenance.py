@@ -132,40 +132,42 @@ async def register_periodic_tasks(connection: Connection, app: App, settings: Se
     """Update the rows of the app's and the system's periodic tasks; returns the ids of those that it has not set.
 
     They have another owner, or another transaction holds their rows. (No start waits for that: a role that may operate
-    in a group can name any owner there, and leave its transaction open. The next start sets the row.)
+    in their group can leave its transaction open. The next start sets the row.)
     """
-    own = [(task, SYSTEM_OWNER) for task in system_periodic_tasks(settings)]
-    apps = [(task, app.owner) for task in app.periodic_tasks]
-    if await _are_registered(connection, app, own + apps):  # so that most starts wait for no other transaction
+    own, apps = system_periodic_tasks(settings), app.periodic_tasks
+    if await _are_registered(connection, app.owner, own, apps):  # so that most starts wait for no other transaction
         return []
     # Executors that start at the same time wait for each other at the first row, which is the system's.
     async with connection.transaction():
-        answers = [(task.id, await periodic.put(connection, task, owner)) for task, owner in own]
-        answers += [(task.id, await periodic.put(connection, task, owner, waits=False)) for task, owner in apps]
-        await periodic.keep(connection, app.owner, [_key(task) for task in app.periodic_tasks])
+        answers = [(task.id, await periodic.put(connection, task, SYSTEM_OWNER)) for task in own]
+        answers += [(task.id, await periodic.put(connection, task, app.owner, waits=False)) for task in apps]
+        await periodic.keep(connection, app.owner, [_key(task) for task in apps])
     return [task_id for task_id, answer in answers if answer in {"not_yours", "locked"}]
 
 
-async def _are_registered(connection: Connection, app: App, wanted: Sequence[tuple[NewPeriodicTask, str]]) -> bool:
-    """Whether the rows are as wanted, so that `put` and `keep` would change none; in doubt not: these find out."""
-    most = len(wanted) + 1
-    owned = await periodic.list_tasks(connection, owners=[app.owner], most=most)
-    if {row.name for row in owned} != {_key(task) for task in app.periodic_tasks}:
+async def _are_registered(
+    connection: Connection, owner: str, own: Sequence[NewPeriodicTask], apps: Sequence[NewPeriodicTask]
+) -> bool:
+    """Whether the rows are as wanted, so that `put` and `keep` would change none; in doubt not: these find out.
+
+    It reads no rows of other owners: a tenant may have thousands with one id of the app, each in another queue.
+    """
+    theirs = await periodic.list_tasks(connection, owners=[owner], most=len(apps) + 1)
+    rows = {row.name: row for row in theirs}
+    if rows.keys() != {_key(task) for task in apps}:
         return False
-    found = await periodic.list_tasks(connection, [_key(task) for task, _ in wanted], most=most)
-    rows = {row.name: row for row in found}
-    return all(_key(task) in rows and _is_stored(rows[_key(task)], task, owner) for task, owner in wanted)
+    rows |= {row.name: row for row in await periodic.list_tasks(connection, owners=[SYSTEM_OWNER])}
+    return all(_key(task) in rows and _is_stored(rows[_key(task)], task) for task in [*own, *apps])
 
 
 def _key(task: NewPeriodicTask) -> TaskKey:
     return TaskKey(task.id, task.queue, task.group)
 
 
-def _is_stored(row: PeriodicTask, task: NewPeriodicTask, owner: str) -> bool:
+def _is_stored(row: PeriodicTask, task: NewPeriodicTask) -> bool:
     names = ("task", "timer", "zone", "priority", "subject", "submitter", "starting_deadline")
     return (
-        row.owner == owner
-        and task.enabled in (None, row.enabled)
+        task.enabled in (None, row.enabled)
         and all(getattr(row, name) == getattr(task, name) for name in names)
         # (As text: to Python, 1 is True.)
         and json.dumps(row.args, sort_keys=True) == json.dumps(read_json(json_text("args", task.args)), sort_keys=True)

@@ -178,7 +178,7 @@ async def _answer(connection: Connection, sql: str, *args: Any, waits: bool) -> 
     with translated():
         if waits:
             return str(await connection.fetchval(sql, *args))
-        # (A role that may operate in a group can name any owner there, and leave its transaction open.)
+        # (A role that may operate in its group can leave its transaction open.)
         try:
             async with connection.transaction():
                 await connection.execute(_WAIT_SHORTLY)

@@ -534,3 +534,5 @@ CREATE TABLE joex_private.periodic_task (
 ) WITH (fillfactor = 50);
 CREATE INDEX periodic_task_next ON joex_private.periodic_task (nextrun) WHERE enabled AND error IS NULL;
 CREATE INDEX periodic_task_group ON joex_private.periodic_task (grp, nextrun) WHERE enabled AND error IS NULL;
+-- (A start of an executor reads the tasks of its app, in this order.)
+CREATE INDEX periodic_task_owner ON joex_private.periodic_task (owner, id, queue, grp);

@@ -33,13 +33,17 @@ CREATE OR REPLACE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF owner, ena
     priority, timer, zone, starting_deadline ON joex_private.periodic_task
 FOR EACH ROW EXECUTE FUNCTION joex_private.periodic_task_changed();
 
--- Refuse the owner of Joex's own periodic tasks, whose rows follow the settings of the executors: a client that removed or changed one
--- would stop Joex's own work, or let it delete what must be kept.
-CREATE OR REPLACE FUNCTION joex_private.must_not_be_joex(p_owner text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+-- Refuse the owners that a caller can't be. Joex's own periodic tasks follow the settings of the executors: a client that removed or changed
+-- one would stop Joex's own work, or let it delete what must be kept. The tasks of an app are read and cleared away by each start of its
+-- executors, and those of a pool by the operator: a tenant that made a million of them would keep both from working.
+CREATE OR REPLACE FUNCTION joex_private.check_owner(p_owner text) RETURNS void LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF p_owner = 'joex' THEN
         RAISE EXCEPTION 'owner: joex stands for Joex itself, which alone sets and removes its periodic tasks' USING ERRCODE = '22023',
             HINT = 'To enable or disable such a task, call joex.enable_periodic_task with any_owner => true.';
+    ELSIF p_owner ~ '^(app|kubernetes):' AND NOT joex_private.may('{operate}', NULL, NULL) THEN
+        RAISE EXCEPTION 'owner: the role % is bound to groups or queues, so it is no app and no pool; got %', session_user, p_owner
+            USING ERRCODE = 'insufficient_privilege', HINT = 'To remove, enable or disable such a task, pass any_owner => true.';
     END IF;
 END $$;
 
@@ -96,7 +100,7 @@ CREATE OR REPLACE FUNCTION joex.put_periodic_task(
     owner text DEFAULT 'user'                   -- only this owner changes the task
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM joex_private.must_not_be_joex(owner);
+    PERFORM joex_private.check_owner(owner);
     IF starts_with(id, 'joex.') THEN     -- (else a client could take the id of such a task before an executor has set it)
         RETURN 'not_yours';
     END IF;
@@ -139,7 +143,7 @@ CREATE OR REPLACE FUNCTION joex.remove_periodic_task(
 DECLARE
     v_task joex_private.periodic_task;
 BEGIN
-    PERFORM joex_private.must_not_be_joex(owner);
+    PERFORM joex_private.check_owner(owner);
     v_task := joex_private.named_periodic_task(id, queue, grp);
     IF v_task.id IS NULL THEN
         RETURN 'not_found';
@@ -164,7 +168,7 @@ CREATE OR REPLACE FUNCTION joex.enable_periodic_task(
 DECLARE
     v_task joex_private.periodic_task;
 BEGIN
-    PERFORM joex_private.must_not_be_joex(owner);
+    PERFORM joex_private.check_owner(owner);
     v_task := joex_private.named_periodic_task(id, queue, grp);
     IF v_task.id IS NULL THEN
         RETURN 'not_found';
@@ -179,14 +183,18 @@ BEGIN
     RETURN 'set';
 END $$;
 
--- Remove the periodic tasks of an owner, except these. Returns the ids of the removed tasks. (SKIP LOCKED: a tenant may name any owner in
--- its group, and would keep executors from starting by a transaction that it leaves open. The next start removes the row.)
+-- Remove the periodic tasks of an owner, except these. Returns the ids of the removed tasks. (SKIP LOCKED: a role that may operate in the
+-- group of a task would keep executors from starting by a transaction that it leaves open. The next start removes the row. A plan for any
+-- owner would read the tasks of all, where nearly all have one owner.)
 CREATE OR REPLACE FUNCTION joex_private.keep_periodic_tasks(p_owner text, p_ids text[], p_queues text[], p_grps text[]) RETURNS SETOF text
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
+BEGIN
+    RETURN QUERY
     DELETE FROM joex_private.periodic_task d WHERE (d.id, d.queue, d.grp) IN (
         SELECT t.id, t.queue, t.grp FROM joex_private.periodic_task t
         WHERE t.owner = p_owner AND (t.id, t.queue, t.grp) NOT IN (SELECT * FROM unnest(p_ids, p_queues, p_grps))
-        FOR UPDATE SKIP LOCKED) RETURNING d.id $$;
+        FOR UPDATE SKIP LOCKED) RETURNING d.id;
+END $$;
 
 -- The tracker of the jobs of a periodic task. Trackers are unique in a group, so it holds the queue too; quoted: the queue a of the id b c
 -- is not the queue a b of the id c.
