@@ -579,6 +579,43 @@ class TestWatch:
         names = await bench.connection.fetch("SELECT name FROM joex_private.watch ORDER BY name")
         assert [row["name"] for row in names] == ["p/b", "w"]
 
+    @pytest.mark.parametrize("call", ["submit('a')", "why(joex.submit('a'))"])
+    async def test_a_submission_reads_no_watches_that_are_over_and_none_of_workers_for_operators(self, bench, call):
+        """A role that may work in a queue can make any number."""
+        await bench.connection.execute(MANY_WATCHES)
+        async with bench.connection.transaction():
+            before = await bench.connection.fetchval(READ_OF_WATCHES)
+            await bench.connection.execute(f"SELECT joex.{call}")
+            assert await bench.connection.fetchval(READ_OF_WATCHES) - before <= 10
+
+    async def test_a_watch_reads_a_bounded_number_of_others(self, bench, another_connection):
+        """Also while a transaction that has deleted those that are over stays open."""
+        await bench.connection.execute(MANY_WATCHES)
+        other = await another_connection()
+        async with other.transaction(), bench.connection.transaction():
+            await other.execute("DELETE FROM joex_private.watch WHERE until < now()")
+            before = await bench.connection.fetchval(READ_OF_WATCHES)
+            await pools.watch(bench.connection, "p/b", ["default"], 60)
+            for duration in ("1 minute", "0"):
+                await bench.connection.execute(f"SELECT joex_private.watch_for_workers('w', 'other', '{duration}')")
+            assert await bench.connection.fetchval(READ_OF_WATCHES) - before <= 3 * 2000 + 20
+            by_name = "SELECT pg_stat_get_xact_blocks_fetched('joex_private.watch_pkey'::regclass)"
+            assert await bench.connection.fetchval(by_name) <= 20
+
+
+MANY_WATCHES = """
+    INSERT INTO joex_private.watch (queue, name, until, for_workers)
+    SELECT 'default', 'w' || nr, clock_timestamp() + make_interval(hours => CASE WHEN nr > 5000 THEN 1 ELSE -2 END),
+           nr % 2 = 0 OR nr > 5000
+    FROM generate_series(1, 10000) nr;
+    ANALYZE joex_private.watch
+"""
+READ_OF_WATCHES = """
+    SELECT sum(pg_stat_get_xact_tuples_returned(r))::bigint FROM (
+        SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex_private.watch'::regclass
+        UNION ALL SELECT 'joex_private.watch'::regclass) x
+"""
+
 
 def step(pool: str = "docs", *, namespace: str = "prod", home: str | None = None, **more: Any) -> pools.NewPoolStep:
     """A step of a pool."""

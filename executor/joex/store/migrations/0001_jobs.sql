@@ -496,8 +496,11 @@ CREATE TABLE joex_private.watch (
     name   text NOT NULL CHECK (name <> '' AND octet_length(name) <= 254),
     until  timestamptz NOT NULL,
     for_workers boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (queue, name, for_workers)    -- (a worker may have the name of an operator)
+    PRIMARY KEY (name, queue, for_workers)    -- (a worker may have the name of an operator)
 ) WITH (fillfactor = 50);
+-- (A submission finds the watch of its queue that lasts longest; a new watch finds those that ended first.)
+CREATE INDEX watch_of_queue ON joex_private.watch (queue, for_workers, until);
+CREATE INDEX watch_until ON joex_private.watch (until);
 
 -- Periodic tasks: each submits jobs at the times of a timer. Only its owner changes a row. A row stays in its queue and its group.
 CREATE TABLE joex_private.periodic_task (

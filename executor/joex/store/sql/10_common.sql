@@ -150,8 +150,9 @@ BEGIN
         SELECT ARRAY(SELECT e.id FROM joex_private.executor e
                      WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
                      ORDER BY e.spare, e.asleep_since DESC LIMIT least(p_jobs, 4)),
-               EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers AND w.until > v_now),
-               EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers AND w.until > v_now)
+               -- (max reads the last entry of an index, however many watches have ended: see is_heard.)
+               coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers) > v_now, false),
+               coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers) > v_now, false)
         INTO v_ids, v_workers, v_operators;
     END IF;
     IF v_operators AND v_ids = '{}' THEN
@@ -172,7 +173,8 @@ BEGIN
            OR (SELECT e.id FROM joex_private.executor e
                WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
                ORDER BY e.spare, e.asleep_since DESC LIMIT 1) IS NOT NULL
-           OR EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = p_queue AND w.until > clock_timestamp())
+           OR coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers) > clock_timestamp(), false)
+           OR coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers) > clock_timestamp(), false)
            OR coalesce((SELECT max(s.until) FROM joex_private.subscriber s) > clock_timestamp(), false);
 END $$;
 

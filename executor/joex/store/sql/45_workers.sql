@@ -51,11 +51,18 @@ BEGIN
 END $$;
 
 -- Delete watches, at most a hundred, that ended an hour ago, except those of this name. (SKIP LOCKED: a transaction that stays open after it
--- has renewed or deleted such a row would make all workers and operators wait.)
-CREATE OR REPLACE FUNCTION joex_private.forget_watches(p_except text) RETURNS void LANGUAGE sql VOLATILE AS $$
+-- has renewed or deleted such a row would make all workers and operators wait. Of the oldest alone: where it keeps very many rows locked,
+-- each call would walk over all of them.)
+CREATE OR REPLACE FUNCTION joex_private.forget_watches(p_except text) RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
+BEGIN
     DELETE FROM joex_private.watch d WHERE d.ctid = ANY (ARRAY(
-        SELECT w.ctid FROM joex_private.watch w WHERE w.until < clock_timestamp() - interval '1 hour' AND w.name <> p_except
-        LIMIT 100 FOR UPDATE SKIP LOCKED)) $$;
+        SELECT w.ctid FROM joex_private.watch w
+        WHERE w.ctid = ANY (ARRAY(SELECT o.ctid FROM joex_private.watch o WHERE o.until < v_ended ORDER BY o.until LIMIT 1000))
+              AND w.until < v_ended AND w.name <> p_except
+        LIMIT 100 FOR UPDATE SKIP LOCKED));
+END $$;
 
 -- Subscribe a worker, for p_for, an hour at most, to notifications of new jobs of this queue on the channel joex_wake (zero: end the
 -- subscriptions to all queues that the caller may use). When this has committed, a transaction below the joex.horizon may still submit a

@@ -65,7 +65,7 @@ BEGIN
            coalesce(sum(e.pool_size) FILTER (WHERE NOT e.draining), 0) AS slots,
            array_agg(e.id) FILTER (WHERE NOT e.draining) AS ids
     INTO v_serving FROM joex_private.executor e WHERE e.left_at IS NULL AND v_job.queue = ANY (e.queues);
-    v_workers := EXISTS (SELECT FROM joex_private.watch w WHERE w.queue = v_job.queue AND w.for_workers AND w.until > v_now);
+    v_workers := coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = v_job.queue AND w.for_workers) > v_now, false);
     IF v_serving.executors = 0 AND NOT v_workers THEN
         v_is_next := false;
         RETURN QUERY SELECT 'no_executor', jsonb_build_object('queue', v_job.queue, 'draining', v_serving.draining);
