@@ -367,6 +367,22 @@ async def test_a_subscriber_looks_at_few_expired_subscriptions_whose_waits_a_tra
         assert 1000 <= await program.connection.fetchval(looks) <= 1200
 
 
+async def test_a_change_of_a_job_reads_one_of_its_many_subscriptions(bench, program):
+    """A tenant can make very many for one job, whose start and end executors write together with those of others."""
+    jobs = [await bench.submit() for _ in range(2)]
+    await bench.connection.execute(
+        "SELECT joex.subscribe(i::text, '1 hour'), joex.wait_for(i::text, ARRAY[$1::uuid]) "
+        "FROM generate_series(1, 2000) i",
+        jobs[0],
+    )
+    async with bench.connection.transaction():
+        read = "SELECT pg_stat_get_xact_tuples_returned('joex_private.subscription_pkey'::regclass)"
+        before = await bench.connection.fetchval(read)
+        await bench.connection.execute("SELECT joex_private.announce('job-changed', $1)", [*jobs, jobs[0]])
+        assert await bench.connection.fetchval(read) - before <= 3
+    assert await program.all() == [{"event": "job-changed", "jobs": [str(jobs[0])]}]
+
+
 async def test_a_subscription_that_would_not_last_is_refused(program):
     for duration in ("0", "-2 hours"):
         with pytest.raises(asyncpg.InvalidParameterValueError, match="lasts: expected more than zero"):

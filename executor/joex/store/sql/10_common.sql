@@ -252,7 +252,9 @@ BEGIN
         END LOOP;
     END IF;
     IF joex_private.sees_the_latest() THEN
-        p_ids := ARRAY(SELECT DISTINCT x.job_id FROM joex_private.subscription x WHERE x.job_id = ANY (p_ids));
+        -- (OFFSET 0: one probe for each job, because there may be very many subscriptions to one.)
+        p_ids := ARRAY(SELECT DISTINCT i.id FROM unnest(p_ids) i(id)
+                       WHERE EXISTS (SELECT FROM joex_private.subscription x WHERE x.job_id = i.id OFFSET 0));
     END IF;
     FOR v_payload IN
         SELECT json_build_object('event', 'job-changed', 'jobs', json_agg(w.id))::text
