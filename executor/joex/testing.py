@@ -30,6 +30,7 @@ from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
 from joex.runtime.text import storable
 from joex.store import executors, job_logs, jobs, runs, stats
+from joex.store.errors import translated
 from joex.store.executors import NewExecutor
 from joex.store.job_logs import LogEntry
 from joex.store.jobs import Job
@@ -129,7 +130,8 @@ class _Slot:
             lease=timedelta(hours=1),
             locks=False,
         )
-        registered = await executors.register(connection, me, _MOST_LOSSES)
+        async with _step(connection):
+            registered = await executors.register(connection, me, _MOST_LOSSES)
         if registered.id is None:
             raise RuntimeError("a new app-id is in use")
         limits = await runs.size_limits(connection)
@@ -156,14 +158,14 @@ class _Slot:
 
     async def take(self, queues: Collection[str] | None, *, early: bool) -> TakenJob | None:
         """Take the next job, or None."""
-        served = list(queues or []) or [queue.queue for queue in await stats.queue_stats(self._connection)]
-        for queue in served:
-            await executors.serve(self._connection, queue)
-        if taken := await runs.take(self._connection, self._executor, served, 1, _SCHEME):
-            return taken[0]
-        if early and await jobs.bring_forward(self._connection, served):
+        async with _step(self._connection):
+            served = list(queues or []) or [queue.queue for queue in await stats.queue_stats(self._connection)]
+            for queue in served:
+                await executors.serve(self._connection, queue)
             taken = await runs.take(self._connection, self._executor, served, 1, _SCHEME)
-        return taken[0] if taken else None
+            if not taken and early and await jobs.bring_forward(self._connection, served):
+                taken = await runs.take(self._connection, self._executor, served, 1, _SCHEME)
+            return taken[0] if taken else None
 
     async def run(self, taken: TakenJob) -> Job:
         """Run a job, and store its end."""
@@ -189,7 +191,8 @@ class _Slot:
         """End the registration, if the database still takes it."""
         self._runner.close()
         with suppress(JoexError):
-            await executors.leave(self._connection, self._executor, _MOST_LOSSES)
+            async with _step(self._connection):
+                await executors.leave(self._connection, self._executor, _MOST_LOSSES)
 
     # The runner calls these (`Ends` and `RunReports`).
 
@@ -211,6 +214,17 @@ class _Slot:
         """Keep the latest progress."""
         said = None if message is None else storable(message, 1000)
         self._progress = Progress(job.id, job.lock_id, percent, said)
+
+
+@asynccontextmanager
+async def _step(connection: Connection) -> AsyncIterator[None]:
+    """A READ COMMITTED transaction, as in an executor, whatever the default of the connection is; or the open one."""
+    if connection.is_in_transaction():
+        yield
+        return
+    with translated():
+        async with connection.transaction(isolation="read_committed"):
+            yield
 
 
 class _OneConnection(ConnectionSource):

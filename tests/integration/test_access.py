@@ -1366,7 +1366,8 @@ async def test_joex_works_where_advisory_locks_are_taken_from_all_other_roles(po
     async with AsyncExitStack() as stack:
 
         async def log_in(role: str) -> asyncpg.Connection:
-            session = await asyncpg.connect(url_of(url, role))
+            settings = {"default_transaction_isolation": "read committed"}
+            session = await asyncpg.connect(url_of(url, role), server_settings=settings)
             stack.push_async_callback(session.close)
             return session
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import asyncpg
 import pytest
 
 import joex
@@ -68,6 +69,19 @@ async def test_jobs_run_in_their_order_and_come_back_as_they_are_stored(app, cli
     assert (jobs[1].progress, jobs[1].progress_message, jobs[1].attempt) == (100, "half", 1)
     assert [line.message for line in await client.log(jobs[1].id)] == ["1 and 2", "succeeded"]
     assert await drain(app, client) == []
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_a_pool_of_ones_own_may_have_any_default_isolation(app, database_url, isolation):
+    settings = {"default_transaction_isolation": isolation}
+    async with asyncpg.create_pool(database_url, min_size=0, server_settings=settings) as pool:
+        client = joex.Client(pool)
+        async with pool.acquire() as connection:
+            for database in (client, connection):
+                await client.submit("add", {"a": 1, "b": 2})
+                assert [job.result for job in await drain(app, database)] == [3]
+            assert await connection.fetchval("SHOW transaction_isolation") == isolation
+        assert await pool.fetchval("SELECT count(*) FROM joex_private.executor WHERE left_at IS NULL") == 0
 
 
 async def test_groups_take_turns_as_in_an_executor(app, client):
