@@ -9,6 +9,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+import asyncpg
 import pytest
 from fdb.tuple import SingleFloat
 
@@ -16,7 +17,7 @@ from joex import ConfigError, InvalidJob, JobExists, KeyedJobs, TypeTimeout
 from joex.core import tuples
 from joex.core.tuples import Versionstamp
 from joex.store import jobs, runs, stats
-from joex.store.errors import translated
+from joex.store.errors import translate, translated
 from joex.store.listing import Filter, list_jobs
 from joex.store.runs import LogLine
 from tests.integration.conftest import FOUR_ONE
@@ -116,6 +117,14 @@ async def test_a_job_whose_id_and_priority_are_no_packed_values_is_shown_alone_a
         assert await keyed.finish(T, job.id, {}, job.lock_id) == "ok"
         ended.add(job.id)
     assert ended == listed
+
+
+async def test_the_database_refuses_a_rank_that_no_take_reaches_and_says_why(connection):
+    """Such jobs made each take look at their groups again and again, and counted as runnable for ever."""
+    said = "rank: must not begin with the byte ff"
+    with pytest.raises(asyncpg.CheckViolationError, match=f'violates check constraint "{said}"') as caught:
+        await connection.execute("SELECT joex_private.add($1, $2, rank => $3)", T, b"\x01", b"\xff")
+    assert str(translate(caught.value)) == said
 
 
 async def test_an_id_is_unique_within_its_type_alone(keyed):
@@ -739,6 +748,9 @@ WRONG = {
     "id: at most 1000 bytes": lambda t: t.remove(T, b"x" * 1000),
     "priority: not a value that FoundationDB's tuple layer orders": lambda t: t.add(T, 1, {"priority": LATER}),
     "priority: not a value": lambda t: t.update(T, 1, {"priority": {}}, LOCK),
+    "priority: packed, it must not begin with the byte ff; got ffff": lambda t: t.update(
+        T, 1, {"priority": tuples.Packed(b"\xff\xff")}, LOCK
+    ),
     "max_priority: not a value": lambda t: t.accept(T, {}),
     "after: not a value": lambda t: t.list_jobs(T, after={}),
     "opts: expected an object (names and values); got list": lambda t: t.add(T, 1, []),

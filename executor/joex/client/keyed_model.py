@@ -144,7 +144,7 @@ def checked(
     return Report(
         data=None if data is None else json_text("data", data),
         opts=json_text("opts", free) if free else None,
-        rank=pack("priority", opts["priority"]) if "priority" in opts else None,
+        rank=_rank(opts["priority"]) if "priority" in opts else None,
         progress=None if progress is None else int(progress),
         message=None if message is None else cut(message),
         resubmit=opts.get("resubmit", False),
@@ -169,6 +169,11 @@ def pack(field: str, value: Any) -> bytes:
     """An id or a priority as bytes; see `joex.core.tuples.pack`."""
     with invalid():
         return tuples.pack(field, value)
+
+
+def _rank(priority: Any) -> bytes:
+    with invalid():
+        return tuples.pack_priority(priority)
 
 
 def name_of(field: str, value: Any) -> str:

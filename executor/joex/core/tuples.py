@@ -36,6 +36,8 @@ with needs("keyed", "keyed jobs need"):
 LONGEST = 1000
 """Bytes of a packed id or priority."""
 _DEEPEST = 100  # so that JSON readers can read every value back
+_ABOVE_ALL = b"\xff"
+"""joex_private.highest_rank: takes that have no limit go up to there."""
 _INCOMPLETE = b"\xff" * 10
 """The transaction version of a versionstamp that FoundationDB has still to complete. The library reads it as None."""
 
@@ -53,7 +55,7 @@ class Packed:
     """Bytes that no value packs into, which a client has stored by SQL.
 
     They stand for themselves, so that a worker can end the job that has them as its id or priority, and a list shows
-    it. Nothing but a whole id, priority or type can be one.
+    it. Nothing but a whole id, priority or type can be one, and no priority that begins with the byte ff.
     """
 
     packed: bytes
@@ -75,6 +77,18 @@ def pack(field: str, value: Any) -> bytes:
         raise ValueError(f"{field}: not a value that FoundationDB's tuple layer orders: {_shown(error)}") from error
     if len(packed) > LONGEST:
         raise ValueError(f"{field}: at most {LONGEST} bytes when packed; got {len(packed)}")
+    return packed
+
+
+def pack_priority(value: Any) -> bytes:
+    """A priority as bytes that order as the values do; see `pack`.
+
+    Raises:
+        ValueError: as with `pack`; or they begin with the byte ff, as those of no value do: no priority is so high.
+    """
+    packed = pack("priority", value)
+    if packed >= _ABOVE_ALL:
+        raise ValueError(f"priority: packed, it must not begin with the byte ff; got {packed[:20].hex()}")
     return packed
 
 

@@ -131,7 +131,9 @@ CREATE DOMAIN joex_private.submitter_name AS text CONSTRAINT "submitter: at most
 CREATE DOMAIN joex_private.job_args AS jsonb CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
 CREATE DOMAIN joex_private.job_opts AS jsonb CONSTRAINT "opts: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
 CREATE DOMAIN joex_private.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
-CREATE DOMAIN joex_private.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
+-- (No tuple packs into bytes that begin with ff: takes without a limit go up to there, see joex_private.highest_rank.)
+CREATE DOMAIN joex_private.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000)
+    CONSTRAINT "rank: must not begin with the byte ff" CHECK (VALUE < '\xff');
 CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
 -- (Years after 9999, and infinity, are beyond the dates of most languages: one such row would break each list that has it. A year less,
 -- because what is computed from these times may be later, and zones differ.)
