@@ -241,6 +241,7 @@ CALLS = {
     "make_ring_cursor": None,  # a trigger
     "forget_floors": None,  # a trigger
     "choose": None,  # take calls it
+    "leave_out_locked": None,  # take_in_turn calls it
     "one_each": None,  # take calls it
     "in_turns": None,  # choose calls it
     "count_turns": "joex_private.count_turns('default', '{1}', '{1}')",

@@ -500,6 +500,32 @@ async def test_groups_at_their_limit_by_the_thousand_stop_nobody(bench):
     assert by_group(await bench.take(executor, 4)) == {"free": 1}
 
 
+@pytest.mark.parametrize("priorities", [["low"], ["high", "low"]], ids=["one priority", "both priorities"])
+async def test_groups_whose_jobs_are_locked_by_the_thousand_cost_a_few_passes_and_no_lock_but_of_what_is_taken(
+    bench, another_connection, priorities
+):
+    """One pass for each ten groups, as there are ten free slots, would read more than 50,000 entries."""
+    groups = [f"g{nr}" for nr in range(2000)]
+    for priority in priorities:
+        await jobs.submit_many(bench.connection, [NewJob("a", group=group, priority=priority) for group in groups])
+    executor, other, third = await bench.executor(), await another_connection(), await another_connection()
+    middle = await bench.connection.fetchval(
+        "SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY ring) FROM joex_private.job"
+    )
+    async with other.transaction(), bench.connection.transaction():
+        await other.execute("SELECT FROM joex_private.job WHERE ring <= $1 FOR UPDATE", middle)
+        taken = await bench.take(executor, 10)
+        assert await bench.connection.fetchval("SELECT joex_private.entries_walked()") < 20 * len(groups)
+        free = await third.fetchval(
+            "SELECT count(*) FROM (SELECT FROM joex_private.job WHERE lane IS NOT NULL FOR UPDATE SKIP LOCKED) j"
+        )
+    first = await bench.connection.fetch(
+        "SELECT DISTINCT grp, ring FROM joex_private.job WHERE ring > $1 ORDER BY ring LIMIT 10", middle
+    )
+    assert [job.group for job in taken] == [row["grp"] for row in first]
+    assert free == len(groups) / 2 * len(priorities) - len(taken)
+
+
 async def test_a_task_that_no_executor_knows_stops_no_other_job(bench):
     """The store gives out every job; the executor reports the unknown task, and continues with the next job."""
     unknown = await bench.submit(task="unknown")

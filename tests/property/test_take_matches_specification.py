@@ -12,6 +12,7 @@ from joex.core import tuples
 from joex.core.fairness import Cursor, Group, take
 from joex.core.priority_turns import CountingScheme
 from joex.store import runs
+from joex.store.database import connect
 from tests.support.soak import examples
 
 QUEUE = "default"
@@ -150,13 +151,13 @@ class Sides:
             case Submit(jobs):
                 for (number, lane, rank), seq in zip(jobs, await self._insert(jobs), strict=True):
                     self.ranks[seq] = rank
-                    self._lanes(number)[lane].append(seq)
-                    self._lanes(number)[lane].sort(key=lambda seq: (self.ranks[seq], seq))
+                    self.lanes(number)[lane].append(seq)
+                    self.lanes(number)[lane].sort(key=lambda seq: (self.ranks[seq], seq))
 
     async def _take(self, free: int) -> None:
         scheme = self.plan.scheme
         lanes = {seq: (number, lane) for number in range(len(self.groups))
-                 for lane, jobs in enumerate(self._lanes(number)) for seq in jobs}  # fmt: skip
+                 for lane, jobs in enumerate(self.lanes(number)) for seq in jobs}  # fmt: skip
         expected, self.cursor = take(self.groups, self.cursor, free, scheme)
         taken = await runs.take(self.connection, self.me, [QUEUE], free, scheme)
         assert [lanes[job.seq] + (job.seq,) for job in taken] == [lanes[seq] + (seq,) for seq in expected]
@@ -213,7 +214,7 @@ class Sides:
             [tuples.pack("priority", rank) if rank else b"" for *_, rank in jobs],
         )
 
-    def _lanes(self, number: int) -> list[list[int]]:
+    def lanes(self, number: int) -> list[list[int]]:
         group = self.groups[number]
         return [group.due, group.high, group.low]
 
@@ -232,6 +233,14 @@ async def sides(connection):
         for name in ("me", "other")
     ]
     return connection, *ids
+
+
+@pytest.fixture
+async def other(database_url):
+    """Another session."""
+    session = await connect(database_url)
+    yield session
+    await session.close()
 
 
 # All examples may share the fixtures, because each begins with empty tables.
@@ -277,6 +286,16 @@ VISIT_THAT_ENDS = Plan(
     [Submit([(0, 0, 0), (1, 0, 0), (2, 0, 0), (2, 0, 0)]), Take(3)],
 )
 
+BOTH_PRIORITIES_OF_TWO, BOTH_PRIORITIES_OF_TWELVE = (
+    Plan(
+        [plain_group(f"g{nr}") for nr in range(groups)],
+        (groups - 1, 1),
+        CountingScheme(4, 1),
+        [Submit([(nr, lane, 0) for nr in range(groups) for lane in (1, 2)])],
+    )
+    for groups in (2, 12)
+)
+
 
 @settings(max_examples=examples(400), suppress_health_check=one_database)
 @given(plan=plans())
@@ -294,6 +313,26 @@ async def test_the_database_takes_the_very_jobs_that_the_specification_takes(sid
 @pytest.mark.postgres(16)
 async def test_the_oldest_supported_server_takes_them_too(sides, plan):
     await play(Sides(*sides), plan)
+
+
+@settings(max_examples=examples(100), suppress_health_check=one_database)
+@example(plan=BOTH_PRIORITIES_OF_TWO, locked={0}, free=1)
+@example(plan=BOTH_PRIORITIES_OF_TWELVE, locked=set(range(11)), free=1)
+@example(plan=BOTH_PRIORITIES_OF_TWELVE, locked=set(range(1, 9)), free=3)
+@given(plan=plans(), locked=st.sets(st.integers(0, 11), min_size=1), free=st.integers(1, 20))
+@pytest.mark.postgres(18)
+async def test_groups_whose_jobs_another_transaction_has_locked_are_passed_over_as_if_they_had_none(
+    sides, other, plan, locked, free
+):
+    pair = Sides(*sides)
+    await play(pair, plan)
+    for number in locked:
+        for jobs in pair.lanes(number) if number < len(plan.groups) else []:
+            jobs.clear()
+    async with other.transaction():
+        names = [plan.groups[number].name for number in locked if number < len(plan.groups)]
+        await other.execute("SELECT FROM joex_private.job WHERE lane IS NOT NULL AND grp = ANY ($1) FOR UPDATE", names)
+        await pair.step(Take(free))
 
 
 @settings(max_examples=examples(200), suppress_health_check=one_database)

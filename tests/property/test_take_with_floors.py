@@ -266,7 +266,7 @@ class SidesWithFloors(Sides):
         if commit:
             await self._wait_again(self.late_back, lambda seq: self.priorities[seq])
             for seq, (number, lane, _) in self.late_new:
-                self._enter(self._lanes(number)[lane], seq)
+                self._enter(self.lanes(number)[lane], seq)
 
     async def _compare_state(self) -> None:
         still = self.held

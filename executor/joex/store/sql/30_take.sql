@@ -22,7 +22,7 @@
 --   hand_out      The job gets the executor, a lock id, and the state `scheduled`, and has no lane any more. The commit makes it so.
 --
 -- A job whose row another transaction has locked is passed over, without waiting. The cost grows with the batch, with the groups that are
--- served already (a take must pass over them), and with the logarithm of everything else.
+-- served already, or locked (a take must pass over them), and with the logarithm of everything else.
 
 -- Move due jobs to their lane, a batch at a time, so that a million retries falling due at once do not stop a taker: the oldest
 -- first; where there are more than a batch, first a share of it for each group (see promote_in_turn). (No sort: where the statistics have
@@ -202,7 +202,9 @@ BEGIN
                     AND (j.rank, j.seq) >= (''::bytea, coalesce(f.seq, v_lowest)) AND j.rank <= p_most LIMIT g.jobs + 1) w
             ) l) n
     ), turned AS MATERIALIZED (
-        SELECT d.ring, j.tid, j.kth, j.counts FROM depth d CROSS JOIN LATERAL (
+        SELECT d.ring, d.pos, d.running, d.weight, d.turn, d.lane1, d.lane2, least(d.jobs, d.due + d.high + d.low) AS jobs,
+               j.tid, j.kth, j.counts
+        FROM depth d LEFT JOIN LATERAL (
             SELECT t.tid, row_number() OVER (ORDER BY t.lane > 0, t.ahead, t.rank, t.seq) - 1 AS kth,
                    t.lane > 0 AND row_number() OVER (PARTITION BY t.lane > 0 ORDER BY t.ahead) - 1 - t.nth
                                   < CASE t.lane WHEN 1 THEN d.low ELSE d.high END AS counts
@@ -216,30 +218,28 @@ BEGIN
                             SELECT a.ctid AS tid, a.lane, a.rank, a.seq FROM joex_private.job a
                             WHERE a.queue = p_queue AND a.ring = d.ring AND a.lane = f.lane
                                   AND (a.rank, a.seq) >= (''::bytea, coalesce(f.seq, v_lowest)) AND a.rank <= p_most
-                            ORDER BY a.rank, a.seq LIMIT f.jobs FOR UPDATE SKIP LOCKED) x) l) t) j
+                            ORDER BY a.rank, a.seq LIMIT f.jobs FOR UPDATE SKIP LOCKED) x) l) t) j ON true
     ), locked AS MATERIALIZED (
         -- Groups of which other transactions have locked the next jobs: their turns go to the other priority, as if these jobs were gone.
-        SELECT d.ring, d.lane1, d.lane2, t.jobs, t.tids, least(d.jobs, d.due + d.high + d.low) - t.jobs AS missing
-        FROM depth d CROSS JOIN LATERAL (
-            SELECT count(*)::integer AS jobs, coalesce(array_agg(o.tid), '{}') AS tids FROM turned o WHERE o.ring = d.ring) t
-        WHERE t.jobs < least(d.jobs, d.due + d.high + d.low)
+        SELECT t.ring, t.pos, t.running, t.weight, t.turn, t.lane1, t.lane2, count(t.tid) AS found,
+               array_remove(array_agg(t.tid), NULL) AS tids, t.jobs - count(t.tid) AS missing
+        FROM turned t GROUP BY t.ring, t.pos, t.running, t.weight, t.turn, t.lane1, t.lane2, t.jobs
+        HAVING count(t.tid) < t.jobs OR count(t.tid) = 0
     ), others AS MATERIALIZED (
         -- (High priority first: rows come in the order of VALUES, and none is read, or locked, beyond the last LIMIT.)
-        SELECT l.ring, o.tid, l.jobs + o.nr - 1 AS kth FROM locked l CROSS JOIN LATERAL (
+        SELECT l.ring, l.pos, l.running, l.weight, l.turn, o.tid, l.found + o.nr - 1 AS kth FROM locked l LEFT JOIN LATERAL (
             SELECT x.tid, row_number() OVER () AS nr FROM (
                 SELECT a.tid FROM (VALUES (1, l.lane1), (2, l.lane2)) f(lane, seq) CROSS JOIN LATERAL (
                     SELECT j.ctid AS tid FROM joex_private.job j
                     WHERE j.queue = p_queue AND j.ring = l.ring AND j.lane = f.lane
                           AND (j.rank, j.seq) >= (''::bytea, coalesce(f.seq, v_lowest)) AND j.rank <= p_most AND j.ctid <> ALL (l.tids)
                     ORDER BY j.rank, j.seq LIMIT l.missing FOR UPDATE SKIP LOCKED) a
-                LIMIT l.missing) x) o
+                LIMIT l.missing) x) o ON true
+        WHERE o.tid IS NOT NULL OR l.found = 0
     )
-    SELECT d.ring, d.pos, d.running, d.weight, j.tid, j.kth, d.turn, j.counts
-    FROM depth d LEFT JOIN (
-        TABLE turned
-        UNION ALL
-        SELECT o.ring, o.tid, o.kth, false FROM others o
-    ) j ON j.ring = d.ring;
+    SELECT t.ring, t.pos, t.running, t.weight, t.tid, t.kth, t.turn, t.counts FROM turned t WHERE t.tid IS NOT NULL
+    UNION ALL
+    SELECT o.ring, o.pos, o.running, o.weight, o.tid, o.kth, o.turn, false FROM others o;
 END $$;
 
 -- Note where these groups stand in their counting schemes.
@@ -306,7 +306,7 @@ BEGIN
         CROSS JOIN LATERAL joex_private.running_of(p_queue, n.ring, f.held_upto, f.held) o
         CROSS JOIN LATERAL (
             SELECT coalesce(max(g.weight), 1) AS weight,
-                   CASE WHEN bool_or(g.paused) OR n.ring = ANY (p_without)
+                   CASE WHEN bool_or(g.paused) OR n.ring IN (SELECT unnest(p_without))     -- (hashed, and so not ANY)
                              OR (v_limited OR n.is_floored) AND NOT EXISTS (
                                 SELECT FROM (VALUES (0, f.lane0), (1, f.lane1), (2, f.lane2)) l(lane, seq) CROSS JOIN LATERAL (
                                     SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = n.ring AND j.lane = l.lane
@@ -413,6 +413,35 @@ BEGIN
     IF v_turned IS NOT NULL THEN
         PERFORM joex_private.count_turns(p_queue, v_turned, v_positions);
     END IF;
+END $$;
+
+-- The groups that the next pass of choose must leave out, where other transactions have locked the jobs of many: p_without, and those that
+-- this finds. It looks four times as far each time, until it finds p_free jobs or no more such groups, so that thousands of these
+-- cost a few passes, not one for each p_free of them. It undoes its locks: the next pass locks what the take takes. Null: no jobs are left.
+CREATE OR REPLACE FUNCTION joex_private.leave_out_locked(
+    p_queue text, p_from bigint, p_again boolean, p_free integer, p_high integer, p_low integer, p_most bytea, p_without bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_without bigint[] := p_without;
+    v_reach integer := p_free;
+    v_found record;
+BEGIN
+    LOOP
+        v_reach := 4 * least(v_reach, 100000000);
+        BEGIN
+            SELECT cardinality(c.tids) AS jobs, c.blocked INTO v_found
+            FROM joex_private.choose(p_queue, p_from, p_again, NULL, v_reach, p_high, p_low, p_most, v_without) c;
+            RAISE SQLSTATE 'JX000';
+        EXCEPTION WHEN SQLSTATE 'JX000' THEN
+            NULL;   -- (the locks of this block are gone)
+        END;
+        IF v_found.blocked = '{}' THEN
+            RETURN CASE WHEN v_found.jobs > 0 THEN v_without END;
+        END IF;
+        v_without := v_without || v_found.blocked;
+        EXIT WHEN v_found.jobs >= p_free;
+    END LOOP;
+    RETURN v_without;
 END $$;
 
 -- What choose would choose, and at a fraction of its cost, as long as the next groups on the ring run nothing: one job of each. It ends
@@ -621,6 +650,7 @@ DECLARE
     v_tids tid[];
     v_blocked bigint[];
     v_without bigint[] := '{}';
+    v_looks_ahead boolean := false;     -- the pass before this one met more locked groups than others
     v_holds_ring boolean;   -- null: it has not asked for it
 BEGIN
     -- The ring is held while choosing, not until the commit has reached the disk: other takes skip the rows locked here.
@@ -645,6 +675,10 @@ BEGIN
             v_plans := p_executor <> 0 AND p_drawn IS NOT NULL AND v_holds_ring;
             v_ahead := CASE WHEN v_plans THEN joex_private.services_to_plan(p_queue) ELSE 0 END;
             v_begun := clock_timestamp();
+            IF v_looks_ahead THEN
+                v_without := joex_private.leave_out_locked(p_queue, v_from, v_again, v_want, p_high, p_low, p_most, v_without);
+                EXIT WHEN v_without IS NULL;
+            END IF;
             SELECT c.tids, c.blocked, c.cursors, c.turns, c.held INTO v_tids, v_blocked, v_cursors, v_turns, v_held
             FROM joex_private.choose(
                 p_queue, v_from, v_again, p_cursor, greatest(v_want, v_ahead), p_high, p_low, p_most, v_without) c;
@@ -655,6 +689,7 @@ BEGIN
                 v_tids := v_tids[:v_want];
             END IF;
             v_again := true;
+            v_looks_ahead := v_blocked <> '{}' AND cardinality(v_tids) < v_want / 2.0;
         END IF;
         v_want := v_want - cardinality(v_tids);
         v_without := v_without || v_blocked;
