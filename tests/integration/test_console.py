@@ -31,6 +31,7 @@ from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
 from joex.console.snapshot import OVERDUE, SHARE_AFTER_ACTS, SHORTEST_PAUSE, Snapshot, Snapshots
 from joex.console.standings import Queue, Standing, queues_of
+from joex.console.views import MOST_SHOWN
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
@@ -42,6 +43,7 @@ from joex.http.tokens import KEPT_FOR
 from joex.store import audit, jobs, stats, tokens
 from joex.store.database import connect
 from joex.store.errors import Locked
+from joex.store.jobs import Beginning
 from joex.store.listing import Filter, list_jobs
 from joex.store.search import Search, count_jobs, search_jobs
 from tests.support.asgi import transport
@@ -629,6 +631,40 @@ async def test_acts_on_a_job_keep_the_way_back_to_the_list_that_it_was_opened_fr
         [where] = re.findall(rf'action="([^"]*/{act}[?][^"]*)"', page)
         at = (await console.post(unescape(where), data={}, headers=HERE)).headers["location"]
     assert at == f"{unescape(more)}&done=deleted"
+
+
+async def test_the_page_of_a_job_reads_no_more_of_its_arguments_and_result_than_it_shows(
+    browse: Open, client: Client, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant's deep value of 1 MB as JSON with an indent had 100 MB, which each page of it made anew."""
+    values = list[str]()
+    monkeypatch.setattr(jobs, "read_json", values.append)
+    deep = "[" * 150 + ",".join(["7"] * 100_000) + "]" * 150
+    job_id = await client.submit("t", {"small": {"a": [], "b": [1]}})
+    await connection.execute("UPDATE joex_private.job SET result = $1 WHERE id = $2", deep, job_id)
+    page = unescape((await browse().get(f"/jobs/{job_id}")).text)
+    assert '>{\n  "small": {\n    "a": [],\n    "b": [\n      1\n    ]\n  }\n}<' in page
+    assert "\n... and 300," in page
+    assert (len(page) < 2 * MOST_SHOWN, values) == (True, [])
+    assert await jobs.beginnings(connection, job_id, 7) == [
+        Beginning('{"small', 30, is_json=True),
+        Beginning("[" * 7, 300_298, is_json=True),
+    ]
+
+
+async def test_the_page_of_a_job_shows_a_result_that_is_a_text_as_it_is(
+    browse: Open, client: Client, connection: asyncpg.Connection
+) -> None:
+    job_id = await client.submit("t")
+    for value, shown in (
+        ('"[two\\nlines"', ">[two\nlines<"),
+        ("7", ">7<"),
+        (f'"{"x" * 20_001}"', "xx\n... and 1 more<"),
+    ):
+        await connection.execute("UPDATE joex_private.job SET result = $1 WHERE id = $2", value, job_id)
+        assert f"{shown}/pre>" in unescape((await browse().get(f"/jobs/{job_id}")).text)
+    await connection.execute("UPDATE joex_private.job SET result = 'null' WHERE id = $1", job_id)
+    assert "Result" not in (await browse().get(f"/jobs/{job_id}")).text
 
 
 async def test_the_names_in_its_commands_are_quoted_for_a_shell(browse: Open, client: Client) -> None:

@@ -18,6 +18,7 @@ from joex.client.explain import Reason
 from joex.client.options import FINAL
 from joex.console.acts import ACTS, MOST_RUNNING, BulkAct
 from joex.console.calls import Text, TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.console.views import MOST_SHOWN
 from joex.core.access import Scope
 from joex.core.duration import span
 from joex.core.job import State
@@ -121,9 +122,10 @@ async def show_job(console: TheConsole, caller: TheCaller, request: Request, job
     """A job: why it waits, what it has done, and its log."""
     sees = Scope.PAYLOADS in caller.scopes
     async with console.pace.reading() as connection:
-        job = await jobs.get_job(connection, job_id, payloads=sees)
+        job = await jobs.get_job(connection, job_id, payloads=sees, values=False)
         if job is None:
             not_found(f"There is no job {job_id}.")
+        values = await jobs.beginnings(connection, job_id, MOST_SHOWN) if sees else []
         found = await jobs.why(connection, job_id)
         runs = await attempts(connection, job_id, most=ATTEMPTS, payloads=sees)
         logs = await latest_log(connection, [job_id] if sees else [], LINES, _LOG_BYTES)
@@ -131,7 +133,7 @@ async def show_job(console: TheConsole, caller: TheCaller, request: Request, job
     return console.views.page(
         request, "job.html", job=job, reasons=visible_reasons(caller, [Reason(*one) for one in found]),
         life=_life(job, runs), is_cut=len(runs) == ATTEMPTS, attempts=ATTEMPTS,
-        log=logs.get(job_id, []), now=now, lines=LINES,
+        log=logs.get(job_id, []), now=now, lines=LINES, values=zip(("Arguments", "Result"), values, strict=False),
         can={name: act for name, act in ACTS.items() if act.can(job)},
         done=request.query_params.get("done"), is_over=job.state in FINAL, back=_query(request, cursor=True),
     )  # fmt: skip

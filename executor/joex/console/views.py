@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -23,10 +23,13 @@ from joex.core.access import Scope
 from joex.core.duration import span
 from joex.http.caller import Caller
 from joex.http.state import CALLER
+from joex.store.jobs import Beginning
 
 AWAY = "The database is away"
-_MOST_SHOWN = 20_000
+MOST_SHOWN = 20_000
 """Characters of a value."""
+_TOKENS = re.compile(r'"(?:[^"\\]+|\\.)*"?|[][{},:]|[^][{},:"\s]+')
+_OPENING, _CLOSING = ("{", "["), ("}", "]")
 _STATIC = ("console.css", "console.js", "idiomorph-0.8.0.min.js", "icon.svg")
 
 
@@ -133,12 +136,39 @@ def moment(at: datetime | None) -> str:
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
-def shown_value(value: Any) -> str:
-    """A JSON value as text, cut where it is long."""
-    text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    # (A surrogate without its other half is no text in UTF-8.)
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}\n... and {len(text) - _MOST_SHOWN:,} more"
+def shown_value(value: str | Beginning) -> str:
+    """A text or a JSON value, cut where it is long."""
+    if isinstance(value, str):
+        value = Beginning(value[:MOST_SHOWN], len(value))
+    text, read = _indented(value.text, MOST_SHOWN) if value.is_json else (value.text, len(value.text))
+    return text if read == value.length else f"{text}\n... and {value.length - read:,} more"
+
+
+def _indented(text: str, most: int) -> tuple[str, int]:
+    """The beginning of a JSON text as one with indents, of so many characters at most; and how many of it that has.
+
+    >>> print(_indented('{"a": [], "b": [1, "c, d', 99)[0])
+    {
+      "a": [],
+      "b": [
+        1,
+        "c, d
+    """
+    parts, size, depth, last = list[str](), 0, 0, ""
+    for found in _TOKENS.finditer(text):
+        token = found[0]
+        depth -= token in _CLOSING
+        space = " " if last == ":" else ""
+        if last == "," or (last in _OPENING) != (token in _CLOSING):
+            space = "\n" + "  " * depth
+        left = max(most - size - len(space), 0)
+        if len(token) > left:
+            return "".join([*parts, space, token[:left]] if left else parts), found.start() + left
+        parts += (space, token)
+        size += len(space) + len(token)
+        depth += token in _OPENING
+        last = token
+    return "".join(parts), len(text)
 
 
 def count(number: float | None) -> str:

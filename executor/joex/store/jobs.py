@@ -97,6 +97,25 @@ HEADS = columns(Job, PAYLOADS, **_AS_TEXT)
 _PLACE = statement("SELECT queue, grp FROM joex_private.job WHERE id = $1::uuid")
 _GET = statement(f"SELECT {COLUMNS} FROM joex.jobs WHERE id = $1::uuid")  # noqa: S608 - put together of constants
 _GET_HEAD = statement(f"SELECT {HEADS} FROM joex.jobs WHERE id = $1::uuid")  # noqa: S608 - likewise
+_VALUES = ("args", "result")
+_TEXTS = {name: expression for name, expression in PAYLOADS.items() if name not in _VALUES}
+_SEEN = columns(Job, _VALUES, **_AS_TEXT, **_TEXTS)
+_GET_TEXTS = statement(f"SELECT {_SEEN} FROM joex.jobs WHERE id = $1::uuid")  # noqa: S608 - likewise
+_BEGINNINGS = statement("""
+    SELECT left(text, $2::integer), length(text), is_json FROM joex.jobs CROSS JOIN LATERAL (
+        SELECT nr, value #>> '{}' AS text, jsonb_typeof(value) <> 'string' AS is_json
+        FROM (VALUES (1, args), (2, result)) v(nr, value) OFFSET 0) shown
+    WHERE id = $1::uuid ORDER BY nr
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The beginning of a value: of its JSON text, or of a text that is the value. ``length``: of all, in characters."""
+
+    text: str
+    length: int
+    is_json: bool = False
 
 
 def json_text(field: str, value: Any) -> str:
@@ -300,11 +319,18 @@ async def delete_finished(
     return row["jobs"], row["upto"]
 
 
-async def get_job(connection: Connection, job_id: UUID, *, payloads: bool = True) -> Job | None:
-    """A job, or None. Without ``payloads`` these are not read, and are None."""
+async def get_job(connection: Connection, job_id: UUID, *, payloads: bool = True, values: bool = True) -> Job | None:
+    """A job, or None. Without ``payloads`` these are not read, and are None; without ``values``, args and result."""
     with translated():
-        row = await connection.fetchrow(_GET if payloads else _GET_HEAD, job_id)
+        row = await connection.fetchrow((_GET if values else _GET_TEXTS) if payloads else _GET_HEAD, job_id)
     return None if row is None else job_of(row)
+
+
+async def beginnings(connection: Connection, job_id: UUID, most: int) -> list[Beginning | None]:
+    """The first ``most`` characters of the arguments of a job, and of its result: None: it has none."""
+    with translated():
+        rows = await connection.fetch(_BEGINNINGS, job_id, most)
+    return [None if row[0] is None else Beginning(*row) for row in rows]
 
 
 async def lock_ended(connection: Connection, job_id: UUID) -> bool:
