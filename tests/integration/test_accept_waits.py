@@ -53,6 +53,32 @@ async def test_an_added_job_wakes_who_waits(client, watched):
     assert (await worker).id == "x"
 
 
+async def test_a_worker_holds_its_turn_while_it_looks_for_a_job_but_not_while_it_waits_for_one(client, watched):
+    class Turn:
+        """A turn that comes when ``comes`` is set; ``wanted``: the workers that have it or wait for it."""
+
+        comes, wanted = asyncio.Event(), 0
+
+        async def __aenter__(self) -> None:
+            self.wanted += 1
+            await self.comes.wait()
+
+        async def __aexit__(self, *_: object) -> None:
+            self.wanted -= 1
+
+    turn = Turn()
+    turn.comes.set()
+    worker = asyncio.create_task(client.keyed.accept("mail", wait="1m", turn=turn))
+    await watched()
+    await eventually(lambda: not turn.wanted, why="it waits for a job")
+    turn.comes.clear()
+    job_id = await client.submit("mail.send", queue="mail")
+    await eventually(lambda: turn.wanted, why="it waits for its turn")
+    assert (await client.get(job_id)).state == "waiting"
+    turn.comes.set()
+    assert (await worker).id == job_id
+
+
 async def test_without_a_wait_there_is_nothing_at_once(client):
     assert await client.keyed.accept("mail") is None
 

@@ -24,7 +24,7 @@ from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, needs, needs_of
 from joex.http.route import together
 from joex.http.tokens import KEPT_FOR, Tokens
-from joex.store import audit, jobs, runs, tokens
+from joex.store import audit, jobs, runs, tokens, worker_runs
 from tests.support.asgi import transport
 from tests.support.waiting import PATIENCE, eventually
 
@@ -708,6 +708,45 @@ async def test_calls_of_one_tenant_leave_connections_to_those_of_others_however_
             may_end.set()
         refused = len(reading) - route.MOST_AT_WORK
         assert Counter([(await one).status_code for one in reading]) == {200: route.MOST_AT_WORK, 401: refused}
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["revoked", "stops"])
+async def test_workers_of_one_tenant_that_look_for_jobs_leave_connections_to_others_and_to_their_own_reports(
+    application, http_as, connection, monkeypatch, stops
+):
+    """Beside 40,000 paused groups, each of 200 workers looked for a second: another tenant waited for 47 s."""
+    begun, may_end, take = list[str](), asyncio.Event(), worker_runs.accept
+
+    async def hold_a_connection(used: Any, queue: str, *more: Any) -> Any:
+        begun.append(queue)
+        await may_end.wait()
+        return await take(used, queue, *more)
+
+    client = application.state.client
+    await client.submit_many([NewJob("t", {}, "acme", "mails")] * 21)
+    run = await client.keyed.accept("mails")
+    monkeypatch.setattr(worker_runs, "accept", hold_a_connection)
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    async with http_as("work", queues=["mails"], name="many") as tenant, http_as("submit") as other:
+        looking = [asyncio.create_task(tenant.post("/api/v1/accept", json={"type": "mails"})) for _ in range(20)]
+        try:
+            await eventually(lambda: application.state.calls._served.total() == len(looking))
+            await eventually(lambda: len(begun) >= turns.MOST_ACCEPTING, why="some look")
+            submitted = other.post("/api/v1/jobs", json={"task": "t"})
+            assert (await asyncio.wait_for(submitted, PATIENCE)).status_code == 201
+            finished = tenant.post("/api/v1/finish", json={"job": str(run.job), "lock_id": str(run.lock_id)})
+            assert (await asyncio.wait_for(finished, PATIENCE)).status_code == 200
+            assert len(begun) == turns.MOST_ACCEPTING
+            if stops:
+                application.state.closing.set()
+                await asyncio.wait(looking[turns.MOST_ACCEPTING :], timeout=PATIENCE)
+            else:
+                await tokens.revoke(connection, "many")
+        finally:
+            may_end.set()
+        assert {(await one).status_code for one in looking} == {204 if stops else 401}
+    assert len(begun) == (turns.MOST_ACCEPTING if stops else 20)
+    assert await connection.fetchval("SELECT count(*) FROM joex.jobs WHERE state = 'waiting' AND queue = 'mails'") == 20
 
 
 @pytest.mark.parametrize("path", ["jobs", "keyed/list", "keyed/count", "keyed/active", "periodic"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -83,6 +83,7 @@ class Worker:
         wait: timedelta | float | str = 0,
         worker: str = "worker",
         connection: AnyConnection | None = None,
+        turn: AbstractAsyncContextManager[Any] | None = None,
     ) -> KeyedJob | None:
         """Take the next job of a type, to run it yourself; None if there is none.
 
@@ -96,6 +97,7 @@ class Worker:
                 the wait goes on.
             worker: the name of the worker; Joex only shows it.
             connection: take the job in this connection's transaction: if that rolls back, the job was not taken.
+            turn: held while the call looks for a job, but not while it waits for one: an `asyncio.Semaphore`, say.
         """
         queue = name_of("type", job_type)
         with invalid():
@@ -107,13 +109,16 @@ class Worker:
             raise InvalidJob(
                 "wait: expected none with a connection: an open transaction receives no notifications; got both"
             )
+        turn = turn or nullcontext()
         if not patience:
-            return await self._accept(queue, worker, limit, connection, patiently=True)
+            async with turn:
+                return await self._accept(queue, worker, limit, connection, patiently=True)
         deadline = asyncio.get_running_loop().time() + patience
         with suppress(DatabaseUnavailable):
-            if found := await self._accept(queue, worker, limit):
-                return found
-        return await self._accept_later(queue, worker, limit, deadline)
+            async with turn:
+                if found := await self._accept(queue, worker, limit):
+                    return found
+        return await self._accept_later(queue, worker, limit, deadline, turn)
 
     async def _accept(
         self,
@@ -143,12 +148,15 @@ class Worker:
                     await self.give_back(job.type, job.id, job.lock_id)
             raise
 
-    async def _accept_later(self, queue: str, worker: str, limit: bytes | None, deadline: float) -> KeyedJob | None:
+    async def _accept_later(
+        self, queue: str, worker: str, limit: bytes | None, deadline: float, turn: AbstractAsyncContextManager[Any]
+    ) -> KeyedJob | None:
         async with self._connections.accept_waiters.wait(queue, limit) as waiter:
             while True:
                 poll_at = deadline
                 try:
-                    found = await self._accept(queue, worker, limit)
+                    async with turn:
+                        found = await self._accept(queue, worker, limit)
                 except DatabaseUnavailable:
                     found, poll_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:

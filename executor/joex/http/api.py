@@ -83,7 +83,7 @@ def create_api(
     )
     api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
     api.state.turns, api.state.calls = Turns(), Calls()
-    api.state.reports, api.state.acts = line_of_reports(), line_of_acts()
+    api.state.reports, api.state.acts, api.state.accepting = line_of_reports(), line_of_acts(), Turns()
     api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)
     api.state.keyed = KeyedJobs(
         client.connections,

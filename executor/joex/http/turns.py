@@ -19,6 +19,8 @@ MOST_REPORTS = 2
 """Lists and reports that read at a time, so that other calls find a connection."""
 MOST_ACTING = 4
 """Callers who change something at a time: what another transaction holds keeps such a call, and its connection."""
+MOST_ACCEPTING = 2
+"""Calls of a token that is bound that look for a job at a time: beside many paused groups that takes a second each."""
 MOST_IN_LINE = 50
 """Calls of a caller with those that wait for their turn, in each line: each has a place that other calls need."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from joex.http.disconnect import unless_disconnected
 from joex.http.errors import problems
 from joex.http.keyed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
 from joex.http.route import Calls, Route
+from joex.http.turns import MOST_ACCEPTING, Turns
 from joex.http.values import Shown
 from joex.http.worker_models import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
 from joex.store import keyed, runs
@@ -81,15 +83,17 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
         refuse_if_bound(caller)
     caller.check_place(name_of("type", body.type), "", of_queue="type")
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
-    job = await jobs.accept(body.type, worker=body.worker, **limit)  # and fail at once if the database is away
+    turns: Turns = request.app.state.accepting
+    turn = turns.of(caller.name, MOST_ACCEPTING) if caller.bounds.are_set else None
+    take = partial(jobs.accept, body.type, worker=body.worker, turn=turn, **limit)
+    job = await unless_disconnected(request, take())  # and fail at once if the database is away
     if job is None and body.wait:
         calls: Calls = request.app.state.calls
         with calls.waiting(caller.name) as must_end:
-            waiting = jobs.accept(body.type, worker=body.worker, wait=body.wait, **limit)
-            job = await unless_disconnected(request, waiting, must_end)
-        if job is not None and not await still_valid(request):
-            await jobs.give_back(job.type, job.id, _lock_of(job))
-            raise HTTPException(status.HTTP_401_UNAUTHORIZED, "the token has expired, or was revoked")
+            job = await unless_disconnected(request, take(wait=body.wait), must_end)
+    if job is not None and not await still_valid(request):
+        await jobs.give_back(job.type, job.id, _lock_of(job))
+        raise HTTPException(status.HTTP_401_UNAUTHORIZED, "the token has expired, or was revoked")
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     opts = ShownOpts.model_validate(job.opts)
