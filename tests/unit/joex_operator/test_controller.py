@@ -10,7 +10,7 @@ from joex_operator.api.names import API_VERSION
 from joex_operator.api.objects import SpecError, reference
 from joex_operator.control import periodic_reconciler
 from joex_operator.control.controller import PERIODIC, Controller, Key
-from joex_operator.control.fleet import FleetError
+from joex_operator.control.fleet import FleetError, UrlUnknown
 from joex_operator.decide.actions import DeleteReplica, ForgetReplica
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import decide
@@ -87,6 +87,24 @@ async def test_a_pool_that_is_deleted_while_it_is_reconciled_leaves_nothing_behi
     assert b'pool="broken"' not in page
     running.cancel()
     await asyncio.wait({running})
+
+
+class GoneWithoutSecret(Broken):
+    """A fleet whose pools are deleted while their secrets, which are missing, are read."""
+
+    controller: Controller
+
+    async def database_url(self, pool):
+        self.controller.remove("JoexPool", pool.namespace, pool.name)
+        raise UrlUnknown("SecretNotFound", "there is no secret")
+
+
+async def test_a_pool_that_is_deleted_while_its_missing_secret_is_read_for_periodic_tasks_leaves_nothing_behind():
+    fleet = GoneWithoutSecret()
+    fleet.controller = controller = Controller(fleet, worker="the operator")
+    controller.put(manifest("gone"))
+    await controller._reconcile_periodic_tasks(Key(PERIODIC, "prod"))
+    assert not controller._unknown
 
 
 class Silent(Broken):
