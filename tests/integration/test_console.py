@@ -528,6 +528,36 @@ async def test_nor_do_others_wait_while_it_finds_once_what_those_with_some_bound
     assert (list(seen[0].queues), others_ran) == (["default"], [True])
 
 
+async def test_nor_do_others_wait_while_it_finds_what_needs_attention_in_any_queue(
+    browse: Open, client: Client, monkeypatch: Any
+) -> None:
+    await client.submit("a", group="acme")
+    may_end = threading.Event()
+    others_ran: list[bool] = []
+
+    def judge_slowly(*given: Any) -> Any:
+        loop.call_soon_threadsafe(may_end.set)
+        others_ran.append(may_end.wait(PATIENCE))
+        return judge(*given)
+
+    judge, loop = queues._alerts, asyncio.get_running_loop()
+    monkeypatch.setattr(queues, "_alerts", judge_slowly)
+    assert "JoexQueueUnserved" in (await browse().get("/")).text
+    assert others_ran == [True]
+
+
+async def test_a_page_of_older_numbers_does_not_say_that_a_database_is_away_whose_schema_is_wrong(
+    browse: Open, client: Client, connection: asyncpg.Connection
+) -> None:
+    app = create_console(client)
+    console = browse(app=app)
+    assert (await console.get("/")).status_code == 200
+    await connection.execute("ALTER SCHEMA joex RENAME TO elsewhere")
+    app.state.console.snapshots.expire(OWNER.name)
+    page = (await console.get("/")).text
+    assert ("The database can not be used: reconnecting" in page, "The database is away" in page) == (True, False)
+
+
 async def test_pages_that_read_much_ask_less_often_until_they_read_less(client: Client) -> None:
     now = 1000.0
     pace = Pace(client, lambda: now)

@@ -143,7 +143,8 @@ class Snapshots:
     def why_old(self, caller: str) -> str | None:
         """Why the latest snapshot is older than it should be for this user; None: it is not."""
         if self._trouble is not None:
-            return "The database is away: reconnecting"
+            is_away = isinstance(self._trouble, DatabaseUnavailable)
+            return f"The database {'is away' if is_away else 'can not be used'}: reconnecting"
         if self._is_reading and self._clock() - self._begun >= max(OVERDUE, 3 * self._cost):
             return "The database has not answered for a while: reconnecting"
         return "Your last change does not show yet" if self._seen < self._changes_of.get(caller, 0) else None
