@@ -447,6 +447,29 @@ async def test_a_change_is_made_though_the_snapshot_before_the_last_change_has_i
         assert (answer.status_code, settings.paused) == (303, paused == "yes")
 
 
+async def test_a_change_waits_for_no_snapshot_that_has_the_last_one(
+    browse: Open, client: Client, monkeypatch: Any
+) -> None:
+    console, may_end, read = browse(), asyncio.Event(), stats.group_stats
+    await client.submit("a", group="acme")
+
+    async def read_later(*given: Any, **named: Any) -> Any:
+        await may_end.wait()
+        return await read(*given, **named)
+
+    assert (await console.get("/")).status_code == 200
+    monkeypatch.setattr(stats, "group_stats", read_later)
+    monkeypatch.setattr("joex.console.snapshot.OVERDUE", 3600.0)
+    try:
+        for weight in (3, 4):
+            form = {"queue": "default", "group": "acme", "weight": str(weight)}
+            answer = await asyncio.wait_for(console.post("/group", data=form, headers=HERE), PATIENCE)
+            [settings] = await client.groups.settings()
+            assert (answer.status_code, settings.weight) == (303, weight)
+    finally:
+        may_end.set()
+
+
 async def test_nor_does_such_a_user_wait_for_long_for_a_reading_that_is_under_way(
     client: Client, monkeypatch: Any
 ) -> None:

@@ -48,9 +48,12 @@ class Console:
     simulation: asyncio.Semaphore
     simulating: WeakValueDictionary[str, asyncio.Lock]
 
-    async def snapshot(self, caller: Caller) -> tuple[Snapshot, str | None]:
-        """What this caller sees of the latest snapshot, and why that is older than it should be; None: it is not."""
-        snapshot = await self.snapshots.get(caller.name)
+    async def snapshot(self, caller: Caller, *, with_changes: bool = True) -> tuple[Snapshot, str | None]:
+        """What this caller sees of the latest snapshot, and why that is older than it should be; None: it is not.
+
+        ``with_changes``: wait for one that has what the caller has changed.
+        """
+        snapshot = await self.snapshots.get(caller.name if with_changes else "")
         why_old = self.snapshots.why_old(caller.name)  # (at once: a younger one may come while the page waits)
         return await snapshot.within(caller.bounds), why_old
 

@@ -197,7 +197,7 @@ async def set_group(console: TheConsole, caller: TheCaller, request: Request, fo
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "queue, group: expected both.")
     if not caller.bounds.holds(queue, group):
         not_found(f"There is no group {group!r} in the queue {queue!r}.")
-    snapshot, why_old = await console.snapshot(caller)
+    snapshot, why_old = await console.snapshot(caller, with_changes=False)
     of_queue = snapshot.queues.get(queue)
     # (An old one does not tell what is so already.)
     wish = _wish(form, None if of_queue is None or why_old is not None else of_queue.group(group))
