@@ -76,6 +76,15 @@ def test_json_of_bytes_that_are_none_is_refused(said):
         tuples.from_json("id", {"packed": said})
 
 
+@pytest.mark.parametrize("said", [{"packed": "15" * 1001}, [1, [{"packed": "15" * 600}], {"packed": "15" * 401}]])
+def test_json_of_more_packed_bytes_than_fit_is_refused_before_they_are_read(said, monkeypatch):
+    read: list[bytes] = []
+    monkeypatch.setattr(tuples, "unpack", read.append)
+    with pytest.raises(ValueError, match=r"^id: at most 1000 bytes when packed; got 1001$"):
+        tuples.from_json("id", said)
+    assert not read
+
+
 @given(values)
 def test_a_value_comes_back_from_its_json(value):
     assert same(tuples.from_json("id", tuples.to_json(value)), value)

@@ -156,21 +156,25 @@ def from_json(field: str, value: Any) -> Any:
     """The value from its JSON form.
 
     Raises:
-        ValueError: it has none of the forms above, or more parts than fit; the message names the field.
+        ValueError: it has none of the forms above, or more parts or packed bytes than fit; the message names the field.
     """
-    _refuse_many(field, value)
+    _refuse_large(field, value)
     return _from_json(field, value)
 
 
-def _refuse_many(field: str, value: Any) -> None:
-    """Refuse millions of parts before they are read one by one, which would take seconds."""
-    left, lists = _MOST_PARTS, [value] if isinstance(value, list) else []
+def _refuse_large(field: str, value: Any) -> None:
+    """Refuse millions of parts, or of packed bytes, before they are read one by one, which would take seconds."""
+    left, packed, lists = _MOST_PARTS + 1, 0, [[value]]
     while lists:
         parts = lists.pop()
         left -= len(parts)
         if left < 0:
             raise ValueError(f"{field}: expected at most {_MOST_PARTS} parts, in all lists together")
         lists += [part for part in parts if isinstance(part, list)]
+        said = (part.get("packed") for part in parts if isinstance(part, dict))
+        packed += sum(len(text) // 2 for text in said if isinstance(text, str))
+    if packed > LONGEST:
+        raise ValueError(f"{field}: at most {LONGEST} bytes when packed; got {packed}")
 
 
 def _from_json(field: str, value: Any) -> Any:
