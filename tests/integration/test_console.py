@@ -1435,6 +1435,25 @@ async def test_pages_of_one_tenant_leave_connections_to_those_of_others_however_
     assert sorted(answers) == [200] * sign_in.MOST_AT_WORK + [303] * (len(reading) - sign_in.MOST_AT_WORK)
 
 
+async def test_many_pages_of_one_tenant_that_wait_for_nothing_let_that_of_another_come_second(
+    browse: Open, token: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 3600.0)
+    far, shown = browse("10.0.0.9"), list[str]()
+
+    async def open_page(bearer: str) -> None:
+        answer = await far.get("/no-such-page", headers={"Authorization": f"Bearer {bearer}"})
+        assert answer.status_code == 404
+        shown.append(bearer)
+
+    many, few = [await token(Scope.VIEW, groups=[group]) for group in ("acme", "globex")]
+    for bearer in (many, few):  # now the tokens are known
+        await open_page(bearer)
+    shown.clear()
+    await asyncio.gather(*[open_page(many) for _ in range(30)], open_page(few))
+    assert shown.index(few) <= 1
+
+
 @pytest.mark.parametrize("path", ["/jobs?task=a", "/all?act=cancel&task=a", "/periodic", "/group?queue=q&group=acme"])
 async def test_the_searches_of_one_viewer_leave_connections_to_the_others(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], path: str

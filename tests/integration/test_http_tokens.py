@@ -749,6 +749,28 @@ async def test_workers_of_one_tenant_that_look_for_jobs_leave_connections_to_oth
     assert await connection.fetchval("SELECT count(*) FROM joex.jobs WHERE state = 'waiting' AND queue = 'mails'") == 20
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "jobs"), ("POST", "accept"), ("POST", "keyed/list"), ("POST", "keyed/cancel"), ("GET", "jobs?x=1")],
+)
+async def test_many_calls_of_one_tenant_that_wait_for_nothing_let_that_of_another_come_second(
+    http_as, method, path, monkeypatch
+):
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 3600.0)
+    answered = []
+
+    async def call(http: httpx.AsyncClient) -> None:
+        assert (await http.request(method, f"/api/v1/{path}", json={})).status_code == 400
+        answered.append(http)
+
+    async with http_as("view", "submit", "work", queues=["mails"]) as many, http_as(*Scope, queues=["prints"]) as few:
+        for http in (many, few):  # now their tokens are known
+            await call(http)
+        answered.clear()
+        await asyncio.gather(*[call(many) for _ in range(30)], call(few))
+    assert answered.index(few) <= 1
+
+
 @pytest.mark.parametrize("path", ["jobs", "keyed/list", "keyed/count", "keyed/active", "periodic"])
 async def test_lists_of_one_tenant_leave_connections_to_the_others(
     application, http_as, owner, another_connection, path

@@ -148,7 +148,7 @@ class SignIn:
         self._callers = callers
         self._views = views
         self._calls: Counter[str | None] = Counter()
-        self._turns = Turns()
+        self._turns, self._to_begin = Turns(), Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or answer why not."""
@@ -176,7 +176,8 @@ class SignIn:
         try:
             if answer is None and caller is not None and caller.bounds.are_set:
                 async with self._turns.of(caller.name, MOST_AT_WORK):
-                    answer = await self._refusal(scope)  # its token may have been revoked meanwhile
+                    async with self._to_begin.beginning(caller.name):
+                        answer = await self._refusal(scope)  # its token may have been revoked meanwhile
                     await (answer or self._app)(scope, receive, send_with_headers)
             else:
                 await (answer or self._app)(scope, receive, send_with_headers)

@@ -36,7 +36,7 @@ MOST_WAITING = 600
 """Of them, calls that wait for a job: beside as many idle workers, runs can still report. The callers share these."""
 MOST_AT_WORK = 4
 """Of them, calls of such a token that are parsed and answered at a time, besides lists, changes (`joex.http.turns`) and
-waits for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
+calls for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
 _WAITS = "/api/v1/accept"
 MOST_COMING = 50
 """Calls of a caller whose bodies are on the way: they hold connections, which probes need too."""
@@ -78,9 +78,11 @@ class Route(APIRoute):
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
                 await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 with calls.served(caller):
-                    if takes_turns and caller.bounds.are_set:
-                        await turn.enter_async_context(calls.at_work.of(caller.name, MOST_AT_WORK))
-                        await refuse_if_revoked(request)  # likewise
+                    if caller.bounds.are_set:
+                        if takes_turns:
+                            await turn.enter_async_context(calls.at_work.of(caller.name, MOST_AT_WORK))
+                        async with calls.to_begin.beginning(caller.name):
+                            await refuse_if_revoked(request)  # likewise
                     return await handle(whole)
 
         return judge_and_handle
@@ -108,10 +110,13 @@ def routes_of(router: APIRouter) -> list[APIRoute]:
 
 
 class Calls:
-    """Counts the calls that are being served; ``at_work``: the turns of those that are parsed and answered."""
+    """Counts the calls that are being served.
+
+    ``at_work``: the turns of those that are parsed and answered; ``to_begin``: of those that begin, lists too.
+    """
 
     def __init__(self) -> None:
-        self.at_work = Turns()
+        self.at_work, self.to_begin = Turns(), Turns()
         self._waiting: dict[asyncio.Event, str] = {}  # the callers, those that have waited for longest first
         self._served: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()

@@ -35,6 +35,16 @@ class Turns:
         """Held during a turn of this caller."""
         return self._of.setdefault(caller, asyncio.Semaphore(most))
 
+    @asynccontextmanager
+    async def beginning(self, caller: str) -> AsyncIterator[None]:
+        """Held before a call of this caller goes on: one in each pass of the event loop.
+
+        So the calls of others go on before the next one, also where none of these waits for anything.
+        """
+        async with self.of(caller, 1):
+            await asyncio.sleep(0)
+            yield
+
 
 class Line:
     """Lets so many have their turn at a time, in the order of their coming: no caller waits for all calls of another.
