@@ -1454,6 +1454,28 @@ async def test_many_pages_of_one_tenant_that_wait_for_nothing_let_that_of_anothe
     assert shown.index(few) <= 1
 
 
+async def test_a_page_that_waits_for_its_turn_when_the_console_stops_says_so_at_once(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+) -> None:
+    app, at_work = create_console(client), sign_in.MOST_AT_WORK
+    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
+    job_id = await client.submit("a", group="acme")
+    assert (await far.get(f"/jobs/{job_id}", headers=cookie)).status_code == 200
+    waiting = "SELECT count(*) >= $1 FROM pg_locks WHERE NOT granted"
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE joex_private.job")
+        pages = [asyncio.create_task(far.get(f"/jobs/{job_id}", headers=cookie)) for _ in range(8)]
+        await eventually(lambda: connection.fetchval(waiting, at_work), why="some are read")
+        app.state.closing.set()
+        await eventually(lambda: sum(one.done() for one in pages) == len(pages) - at_work, why="no other waits")
+        refused = [one.result() for one in pages if one.done()]
+    answers = await asyncio.gather(*pages)
+    assert sum(answer.status_code == 200 for answer in answers) == at_work
+    for page in refused:
+        assert (page.status_code, page.headers["retry-after"]) == (503, "2")
+        assert "this server stops: try again" in page.text
+
+
 @pytest.mark.parametrize("path", ["/jobs?task=a", "/all?act=cancel&task=a", "/periodic", "/group?queue=q&group=acme"])
 async def test_the_searches_of_one_viewer_leave_connections_to_the_others(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], path: str

@@ -166,6 +166,27 @@ async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
     assert len(begun) == 5
 
 
+async def test_a_large_body_that_waits_when_the_server_stops_is_to_be_sent_again(client, monkeypatch):
+    monkeypatch.setattr(route, "MOST_LARGE", 1)
+    ends, begun = threading.Event(), threading.Event()
+
+    def parse(_):
+        begun.set()
+        ends.wait(PATIENCE)
+        return [{"task": "t"}]
+
+    monkeypatch.setattr(route, "parse", parse)
+    api = create_api(Settings(), client, Face(), lambda: (b"", "text/plain"))
+    async with httpx.AsyncClient(transport=transport(api), base_url="http://127.0.0.1:7878", headers=JSON) as http:
+        body = "[" + " " * 200_000 + "]"
+        first, second = [asyncio.create_task(http.post("/api/v1/jobs/many", content=body)) for _ in range(2)]
+        await eventually(begun.is_set)
+        api.state.closing.set()
+        answer = await asyncio.wait_for(second, PATIENCE)
+        ends.set()
+        assert (answer.status_code, answer.headers["retry-after"], (await first).status_code) == (503, "2", 201)
+
+
 @pytest.mark.parametrize(
     "body",
     [

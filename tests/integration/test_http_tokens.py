@@ -859,22 +859,34 @@ async def test_a_change_of_a_locked_job_is_refused_after_a_moment_and_the_answer
     assert answer.json() == {"detail": "another transaction holds what this changes: try again"}
 
 
-async def test_a_change_whose_turn_comes_when_the_server_stops_is_to_be_tried_again(
-    application, http_as, client, connection, monkeypatch
+@pytest.mark.parametrize(
+    ("method", "path", "bounds", "at_work"),
+    [
+        ("GET", "job/{}", {"groups": ["acme"]}, route.MOST_AT_WORK),
+        ("GET", "jobs", {}, turns.MOST_REPORTS),
+        ("POST", "job/{}/cancel", {}, 1),
+    ],
+)
+async def test_a_call_that_waits_for_its_turn_when_the_server_stops_is_to_be_tried_again(  # noqa: PLR0917 - fixtures
+    application, http_as, client, connection, monkeypatch, method, path, bounds, at_work
 ):
     monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
-    jobs = [await client.submit("a"), await client.submit("a")]
-    waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
-    async with http_as("submit") as http:
+    job_id = await client.submit("a", group="acme")
+    waiting = "SELECT count(*) >= $1 FROM pg_locks WHERE NOT granted"
+    async with http_as("view", "submit", **bounds) as http:
         async with connection.transaction():
-            await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
-            changes = [asyncio.create_task(http.post(f"/api/v1/job/{job}/cancel")) for job in jobs]
-            await eventually(lambda: application.state.acts._of.total() == len(changes))
-            await eventually(lambda: connection.fetchval(waits), why="one waits for its job")
+            await connection.execute("LOCK TABLE joex_private.job")
+            calls = [asyncio.create_task(http.request(method, f"/api/v1/{path.format(job_id)}")) for _ in range(8)]
+            await eventually(lambda: application.state.calls._served.total() == len(calls))
+            await eventually(lambda: connection.fetchval(waiting, at_work), why="some are at work")
             application.state.closing.set()
-        done, refused = sorted([await one for one in changes], key=lambda answer: answer.status_code)
-    assert (done.status_code, refused.status_code, refused.headers["retry-after"]) == (200, 503, "2")
-    assert refused.json() == {"detail": "this server stops: try again"}
+            await eventually(lambda: sum(one.done() for one in calls) == len(calls) - at_work, why="no other waits")
+            refused = [one.result() for one in calls if one.done()]
+        answers = await asyncio.gather(*calls)
+    for answer in refused:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert answer.json() == {"detail": "this server stops: try again"}
+    assert sum(answer.status_code == 200 for answer in answers) == at_work
 
 
 @pytest.mark.parametrize("state", ["40001", "55P03"])

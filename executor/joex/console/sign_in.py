@@ -15,12 +15,14 @@ from __future__ import annotations
 import hmac
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,7 +34,7 @@ from joex.http.caller import OWNER, Caller
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
-from joex.http.turns import Turns
+from joex.http.turns import Turns, held
 
 COOKIE = "joex-console"
 SIGN_IN = "/sign-in"
@@ -174,16 +176,23 @@ class SignIn:
             answer = self._views.error(scope, 429, detail, RETRY_AFTER)
         self._calls[name] += 1
         try:
-            if answer is None and caller is not None and caller.bounds.are_set:
-                async with self._turns.of(caller.name, MOST_AT_WORK):
-                    async with self._to_begin.beginning(caller.name):
-                        answer = await self._refusal(scope)  # its token may have been revoked meanwhile
-                    await (answer or self._app)(scope, receive, send_with_headers)
-            else:
+            async with AsyncExitStack() as turn:
+                if answer is None and caller is not None and caller.bounds.are_set:
+                    answer = await self._wait(scope, caller, turn)
                 await (answer or self._app)(scope, receive, send_with_headers)
         finally:
             self._calls[name] -= 1
             self._calls += Counter()  # forgets those that have none
+
+    async def _wait(self, scope: Scope, caller: Caller, turn: AsyncExitStack) -> Response | None:
+        """Wait for the turn of a call; the answer, if it is not served then."""
+        try:
+            at_work = self._turns.of(caller.name, MOST_AT_WORK)
+            await turn.enter_async_context(held(at_work, scope["app"].state.closing))
+        except HTTPException as error:
+            return self._views.error(scope, error.status_code, error.detail, error.headers)
+        async with self._to_begin.beginning(caller.name):
+            return await self._refusal(scope)  # its token may have been revoked meanwhile
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """The answer to a call that is not served; None: it is, and its caller is in the state."""

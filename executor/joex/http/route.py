@@ -25,7 +25,7 @@ from joex.http.caller import Caller, caller_of, needs_of, refuse_if_revoked
 from joex.http.dependencies import has_line
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import CALLER
-from joex.http.turns import Turns, counted, refuse
+from joex.http.turns import Turns, counted, held, refuse
 from joex.store.runs import size_limits
 
 MOST_REQUESTS = 700
@@ -80,7 +80,8 @@ class Route(APIRoute):
                 with calls.served(caller):
                     if caller.bounds.are_set:
                         if takes_turns:
-                            await turn.enter_async_context(calls.at_work.of(caller.name, MOST_AT_WORK))
+                            at_work = calls.at_work.of(caller.name, MOST_AT_WORK)
+                            await turn.enter_async_context(held(at_work, request.app.state.closing))
                         async with calls.to_begin.beginning(caller.name):
                             await refuse_if_revoked(request)  # likewise
                     return await handle(whole)
@@ -188,7 +189,8 @@ class _Request(Request):
         length = self.headers.get("content-length", "0" if "transfer-encoding" not in self.headers else "")
         if not hasattr(self, "_body") and not (length.isdecimal() and int(length) <= LARGE):
             turns: Turns = self.app.state.turns
-            await self._turn.enter_async_context(turns.of((await caller_of(self)).name, MOST_LARGE))
+            of_caller = turns.of((await caller_of(self)).name, MOST_LARGE)
+            await self._turn.enter_async_context(held(of_caller, self.app.state.closing))
         return await super().body()
 
     async def json(self) -> Any:

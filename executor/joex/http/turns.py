@@ -46,6 +46,25 @@ class Turns:
             yield
 
 
+@asynccontextmanager
+async def held(turn: asyncio.Semaphore, closing: asyncio.Event) -> AsyncIterator[None]:
+    """Held during a turn, for which a call waits no longer than until the server stops.
+
+    Raises:
+        HTTPException: 503: it stops. It would soon cut the call off, with no answer that says whether it was done.
+    """
+    taking, stopping = (asyncio.create_task(one) for one in (turn.acquire(), closing.wait()))
+    try:
+        await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if closing.is_set():
+            refuse("this server stops: try again")
+        yield
+    finally:
+        stopping.cancel()
+        if not taking.cancel():  # it is done
+            turn.release()
+
+
 class Line:
     """Lets so many have their turn at a time, in the order of their coming: no caller waits for all calls of another.
 
@@ -65,13 +84,13 @@ class Line:
         """Held while this request is at work.
 
         Raises:
-            HTTPException: 401: the token was revoked meanwhile. 503: too many of this caller wait.
+            HTTPException: 401: the token was revoked meanwhile. 503: too many of this caller wait, or the server stops.
         """
-        name = (await caller_of(request)).name
+        name, closing = (await caller_of(request)).name, request.app.state.closing
         if self._of[name] >= MOST_IN_LINE:
             refuse(f"{MOST_IN_LINE} of your {self._what} wait for their turn: try again")
         with counted(self._of, name):
-            async with self.turn_of(name):
+            async with held(self._turns.of(name, self._of_each), closing), held(self._all, closing):
                 await refuse_if_revoked(request)
                 yield
 
@@ -97,14 +116,11 @@ async def acting_in_turn(request: Request) -> AsyncIterator[Connection]:
     """A transaction in which the caller of this request changes something, when it is its turn.
 
     Raises:
-        HTTPException: 401, 503: see `Line.turn`. 503: the server stops, too.
+        HTTPException: 401, 503: see `Line.turn`.
     """
     state = request.app.state
-    async with state.acts.turn(request):
-        if state.closing.is_set():  # it would soon be cut off, with no answer that says whether it was done
-            refuse("this server stops: try again")
-        async with acting(state.client, await caller_of(request)) as connection:
-            yield connection
+    async with state.acts.turn(request), acting(state.client, await caller_of(request)) as connection:
+        yield connection
 
 
 @contextmanager
