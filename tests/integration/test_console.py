@@ -1454,6 +1454,22 @@ async def test_many_pages_of_one_tenant_that_wait_for_nothing_let_that_of_anothe
     assert shown.index(few) <= 1
 
 
+async def test_a_page_whose_viewer_has_hung_up_before_its_turn_is_not_made(
+    browse: Open, client: Client, token: Callable[..., Any]
+) -> None:
+    console = create_console(client)
+
+    async def disconnect() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def hangs_up(scope: Any, _: Any, send: Any) -> None:
+        await console(scope, disconnect, send)
+
+    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
+    answer = await browse("10.0.0.9", app=hangs_up).get("/", headers=cookie)
+    assert (answer.status_code, "the caller has gone" in answer.text) == (400, True)
+
+
 async def test_a_page_that_waits_for_its_turn_when_the_console_stops_says_so_at_once(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
 ) -> None:

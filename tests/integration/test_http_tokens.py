@@ -889,6 +889,28 @@ async def test_a_call_that_waits_for_its_turn_when_the_server_stops_is_to_be_tri
     assert sum(answer.status_code == 200 for answer in answers) == at_work
 
 
+@pytest.mark.parametrize("path", ["job/{}", "jobs"])
+async def test_a_read_whose_caller_has_hung_up_before_its_turn_is_not_done_and_a_submission_is(
+    application, create, client, path
+):
+    async def hangs_up(scope: Any, receive: Any, send: Any) -> None:
+        is_read = False
+
+        async def receive_no_more() -> Any:
+            nonlocal is_read
+            message = {"type": "http.disconnect"} if is_read else await receive()
+            is_read = not message.get("more_body")
+            return message
+
+        await application(scope, receive_no_more, send)
+
+    job_id, token = await client.submit("a", group="acme"), await create("view", "submit", groups=["acme"])
+    async with browse(hangs_up, token) as http:
+        answer = await http.get(f"/api/v1/{path.format(job_id)}")
+        assert (answer.status_code, answer.json()["detail"]) == (400, "the caller has gone")
+        assert (await http.post("/api/v1/jobs", json={"task": "b", "group": "acme"})).status_code == 201
+
+
 @pytest.mark.parametrize("state", ["40001", "55P03"])
 async def test_a_change_whose_commit_fails_for_now_is_to_be_tried_again(http_as, client, connection, state):
     """As at serializable; or where another session has notified, and its commit waits for a standby."""

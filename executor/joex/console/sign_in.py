@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,7 +31,7 @@ from joex.console.views import AWAY, Views
 from joex.core import access
 from joex.errors import DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
-from joex.http.caller import OWNER, Caller
+from joex.http.caller import OWNER, Caller, refuse_if_gone
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
@@ -178,21 +179,22 @@ class SignIn:
         try:
             async with AsyncExitStack() as turn:
                 if answer is None and caller is not None and caller.bounds.are_set:
-                    answer = await self._wait(scope, caller, turn)
+                    answer = await self._wait(Request(scope, receive), caller, turn)
                 await (answer or self._app)(scope, receive, send_with_headers)
         finally:
             self._calls[name] -= 1
             self._calls += Counter()  # forgets those that have none
 
-    async def _wait(self, scope: Scope, caller: Caller, turn: AsyncExitStack) -> Response | None:
+    async def _wait(self, request: Request, caller: Caller, turn: AsyncExitStack) -> Response | None:
         """Wait for the turn of a call; the answer, if it is not served then."""
         try:
             at_work = self._turns.of(caller.name, MOST_AT_WORK)
-            await turn.enter_async_context(held(at_work, scope["app"].state.closing))
+            await turn.enter_async_context(held(at_work, request.app.state.closing))
+            async with self._to_begin.beginning(caller.name):
+                await refuse_if_gone(request)
+                return await self._refusal(request.scope)  # its token may have been revoked meanwhile
         except HTTPException as error:
-            return self._views.error(scope, error.status_code, error.detail, error.headers)
-        async with self._to_begin.beginning(caller.name):
-            return await self._refusal(scope)  # its token may have been revoked meanwhile
+            return self._views.error(request.scope, error.status_code, error.detail, error.headers)
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """The answer to a call that is not served; None: it is, and its caller is in the state."""

@@ -175,6 +175,16 @@ async def refuse_if_revoked(request: Request) -> None:
         raise HTTPException(status.HTTP_401_UNAUTHORIZED, "the token has expired, or was revoked")
 
 
+async def refuse_if_gone(request: Request) -> None:
+    """Refuse a read that has waited if its caller has hung up. A change is made all the same, as if it had not waited.
+
+    Raises:
+        HTTPException: 400.
+    """
+    if request.method in {"GET", "HEAD"} and await request.is_disconnected():
+        raise HTTPException(status.HTTP_400_BAD_REQUEST, "the caller has gone")
+
+
 TheCaller = Annotated[Caller, Depends(caller_of)]
 
 

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from joex.errors import ConfigError, DatabaseUnavailable
-from joex.http.caller import Caller, caller_of, needs_of, refuse_if_revoked
+from joex.http.caller import Caller, caller_of, needs_of, refuse_if_gone, refuse_if_revoked
 from joex.http.dependencies import has_line
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import CALLER
@@ -84,6 +84,7 @@ class Route(APIRoute):
                             await turn.enter_async_context(held(at_work, request.app.state.closing))
                         async with calls.to_begin.beginning(caller.name):
                             await refuse_if_revoked(request)  # likewise
+                            await refuse_if_gone(whole)
                     return await handle(whole)
 
         return judge_and_handle

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from fastapi import HTTPException, Request
 
-from joex.http.caller import acting, caller_of, refuse_if_revoked
+from joex.http.caller import acting, caller_of, refuse_if_gone, refuse_if_revoked
 from joex.http.errors import RETRY_AFTER
 from joex.store.statement import Connection
 
@@ -92,6 +92,7 @@ class Line:
         with counted(self._of, name):
             async with held(self._turns.of(name, self._of_each), closing), held(self._all, closing):
                 await refuse_if_revoked(request)
+                await refuse_if_gone(request)
                 yield
 
     @asynccontextmanager
