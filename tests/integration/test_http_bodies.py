@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -166,6 +167,27 @@ async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
     assert len(begun) == 5
 
 
+@pytest.mark.parametrize("body", [b"[[%b]]", b'[{"a": 1}, {"args": [%b]}]', b'{"a": [%b]}'])
+def test_a_large_part_of_a_body_is_parsed_beside_the_event_loop(body, monkeypatch):
+    large = body % b",".join([b"[]"] * 100)
+    in_c: list[str] = []
+
+    class Decoder(json.JSONDecoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self._scan: Any = self.scan_once  # type: ignore[has-type] # typeshed lacks it
+            self.scan_once = self._note
+
+        def _note(self, text: str, start: int) -> Any:
+            in_c.append(text[start:])
+            return self._scan(text, start)
+
+    monkeypatch.setattr(route, "_LARGEST_IN_C", 50)
+    monkeypatch.setattr(json, "JSONDecoder", Decoder)
+    assert route.parse(large) == json.loads(large)
+    assert max(map(len, in_c), default=0) <= 50
+
+
 async def test_a_large_body_that_waits_when_the_server_stops_is_to_be_sent_again(client, monkeypatch):
     monkeypatch.setattr(route, "MOST_LARGE", 1)
     ends, begun = threading.Event(), threading.Event()
@@ -193,10 +215,10 @@ async def test_a_large_body_that_waits_when_the_server_stops_is_to_be_sent_again
         b"", b" ", b"[", b"[]", b" [ ] ", b"[1, 2]", b"[1,]", b"[1 2]", b"[1] 2", b"[1}", b"[[1], {}]",
         b'[{"a": 1}, x]',
         b'{"a": [1]}', b"{} x", b"nul", b"\xff", b"[\xff]", b"[1e400, NaN]", '["\u00e9"]'.encode("utf-16"),
-        b"\xef\xbb\xbf[]",
+        b"\xef\xbb\xbf[]", b'[{"a": [1, "]"]}, [[], 2], "text", 123456789]', b'[{"a": [1, }]', b'[{"a": "b', b"[[1, 2",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("largest", [0, 1_000_000])
+@pytest.mark.parametrize("largest", [0, 4, 1_000_000])
 def test_a_body_is_parsed_as_json_loads_does(body, largest, monkeypatch):
     monkeypatch.setattr(route, "_LARGEST_IN_C", largest)
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from json.decoder import WHITESPACE, JSONArray  # type: ignore[attr-defined] # typeshed lacks them
 from json.scanner import py_make_scanner  # type: ignore[attr-defined] # likewise
 from typing import Any
@@ -243,7 +243,7 @@ def parse(body: bytes) -> Any:
     """The value in a body.
 
     In a thread, others go on meanwhile. Python's parser, which is written in C, would stop all threads for more than a
-    second: it gets one element of an array after the other, and a very large object is for the parser without C.
+    second: it gets one element of an array after the other, and what is very large is for the parser without C.
 
     Raises:
         json.JSONDecodeError: the body is not JSON.
@@ -253,9 +253,25 @@ def parse(body: bytes) -> Any:
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     decoder: Any = json.JSONDecoder()
-    scan = decoder.scan_once
     if text.startswith("[", WHITESPACE.match(text, 0).end()):
+        scan = _element_scanner(decoder)
         decoder.scan_once = lambda text, start: JSONArray((text, start + 1), scan)
     elif len(text) > _LARGEST_IN_C:
         decoder.scan_once = py_make_scanner(decoder)
     return decoder.decode(text)
+
+
+def _element_scanner(decoder: Any) -> Callable[[str, int], Any]:
+    """Reads an element of an array: in C, if its end is near."""
+    in_c, in_python = decoder.scan_once, py_make_scanner(decoder)
+
+    def scan(text: str, start: int) -> Any:
+        if not text.startswith(("{", "["), start):
+            return in_c(text, start)
+        for most in (_LARGEST_IN_C // 100, _LARGEST_IN_C // 10, _LARGEST_IN_C):  # (most are small, and cutting copies)
+            with suppress(json.JSONDecodeError, StopIteration):  # it is larger, or wrong
+                value, length = in_c(text[start : start + most], 0)
+                return value, start + length
+        return in_python(text, start)
+
+    return scan
