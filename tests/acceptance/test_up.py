@@ -322,6 +322,7 @@ async def test_an_executor_that_crashes_again_and_again_has_another_one_beside_i
     assert await effects.all_finished([other]) == {"success": 1}
 
 
+@pytest.mark.long
 async def test_an_outage_of_the_database_changes_no_pool(up, client, effects, database, postgres):
     """Each lasts for longer than the leases. Two of three executors are idle, and stay because of the window alone."""
     behavior = {"scaleDown": {"stabilizationWindowSeconds": 3600}}

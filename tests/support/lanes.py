@@ -12,9 +12,9 @@ of files have restrictions:
   compute until the lane ends: nodes report, leases are renewed.
 - Files with a test that is marked ``heavy`` run one at a time, and not beside that build.
 
-Files of both kinds run as early as possible, because few lanes run them. The files of the tiers faults, which mostly
-wait, and acceptance and integration, which mostly compute, follow in turn, and then the other tiers: the last files are
-short, so that no lane runs alone for long.
+Files of both kinds run as early as possible, because few lanes run them, and then files with a test that is marked
+``long``. The files of the tiers faults, which mostly wait, and acceptance and integration, which mostly compute, follow
+in turn, and then the other tiers: the last files are short, so that no lane runs alone for long.
 
 Each finished file gets a line at once, with its failures, because a test may end its lane; its seconds of CPU are those
 of the lane and its processes, without PostgreSQL's. The skips and durations of
@@ -260,11 +260,11 @@ def pytest_report_teststatus() -> Generator[None, tuple[str, str, Any], tuple[st
     return category, "", word
 
 
-def _place(items: Sequence[pytest.Item]) -> tuple[bool, bool, int]:
+def _place(items: Sequence[pytest.Item]) -> tuple[bool, bool, bool, int]:
     """The place of a file in the order: the lowest first."""
     tier = _tier(items)
     step = (*TIERS, "other").index("faults" if tier in {"acceptance", "integration"} else tier)
-    return not _is(items, "cluster"), not _is(items, "heavy"), -step
+    return not _is(items, "cluster"), not _is(items, "heavy"), not _is(items, "long"), -step
 
 
 def _cpu_seconds() -> float:

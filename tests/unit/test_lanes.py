@@ -152,11 +152,11 @@ def test_it(note, meet, number):
 class Item:
     """A test of a file that has one."""
 
-    def __init__(self, name: str, mark: str) -> None:
-        self.nodeid, self.path, self._mark = f"{name}::test_it", name, mark
+    def __init__(self, name: str, *marks: str) -> None:
+        self.nodeid, self.path, self._marks = f"{name}::test_it", name, marks
 
     def get_closest_marker(self, name: str) -> bool:
-        return name == self._mark
+        return name in self._marks
 
 
 class Project:
@@ -272,6 +272,13 @@ def test_a_cluster_is_needed_until_its_files_are_taken(tmp_path):
     assert next(files_of_other)[0] == "test_b.py"
     assert not one.needs_cluster("test_c.py")
     assert other.needs_cluster("test_b.py")
+
+
+def test_long_files_come_before_all_that_any_lane_can_run(tmp_path):
+    marks = ("faults",), ("acceptance",), ("acceptance", "long"), ("acceptance", "heavy"), ("cluster",)
+    items: Any = [Item(f"test_{nr}.py", *each) for nr, each in enumerate(marks)]
+    names = [name for name, _ in Share(tmp_path, items)]
+    assert names == ["test_4.py", "test_3.py", "test_2.py", "test_0.py", "test_1.py"]
 
 
 FIRST_TIME = "first = not os.path.exists(f'{__file__}.{number}'); open(f'{__file__}.{number}', 'w').close(); "
