@@ -50,7 +50,7 @@ from tests.support import reruns
 from tests.support.parent import die_with_parent
 from tests.support.reruns import Failure
 
-LANES = min(6, 3 * (os.cpu_count() or 1))
+LANES = min(7, 4 * (os.cpu_count() or 1))
 CLUSTERS = ("cluster 1", "cluster 2")
 TIERS = ("unit", "property", "integration", "acceptance", "faults", "browser", "cluster")
 
