@@ -7,6 +7,7 @@ import pytest
 
 from joex.store import audit, jobs, tokens
 from joex.store.audit import Act
+from tests.support.cases import case
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -43,22 +44,23 @@ async def test_each_function_that_steers_is_here(connection):
     assert steering <= ACTS.keys() | NO_ACT
 
 
-@pytest.mark.parametrize("name", ACTS)
-async def test_an_act_is_noted_with_role_and_caller_if_it_was_done_and_names_no_payload(bench, name):
+async def test_an_act_is_noted_with_role_and_caller_if_it_was_done_and_names_no_payload(bench):
     connection = bench.connection
     await bench.submit("mine")
     await bench.executor("me")
     await connection.execute("SELECT joex.put_periodic_task('old', 'a', 'daily', grp => 'mine')")
     await connection.execute("DELETE FROM joex_private.act")
-    transaction = connection.transaction()
-    await transaction.start()
-    await connection.execute(f"SELECT set_config('joex.caller', 'the shop', true), {ACTS[name]}")
-    [act] = await audit.list_acts(connection, None, 10)
-    assert (act.act, act.role, act.caller) == (name.partition(".")[2], "postgres", "the shop")
-    assert act.subject is not None
-    assert "secret" not in json.dumps(act.detail)
-    await transaction.rollback()
-    assert await audit.list_acts(connection, None, 10) == []
+    for name, call in ACTS.items():
+        with case(name):
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute(f"SELECT set_config('joex.caller', 'the shop', true), {call}")
+            [act] = await audit.list_acts(connection, None, 10)
+            assert (act.act, act.role, act.caller) == (name.partition(".")[2], "postgres", "the shop")
+            assert act.subject is not None
+            assert "secret" not in json.dumps(act.detail)
+            await transaction.rollback()
+            assert await audit.list_acts(connection, None, 10) == []
 
 
 async def test_an_act_that_changes_nothing_is_none(bench):

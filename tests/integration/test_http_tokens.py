@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from itertools import product
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -26,6 +27,7 @@ from joex.http.route import together
 from joex.http.tokens import KEPT_FOR, Tokens
 from joex.store import audit, jobs, runs, tokens, worker_runs
 from tests.support.asgi import transport
+from tests.support.cases import case
 from tests.support.waiting import PATIENCE, eventually
 
 OWNERS = "0123456789abcdef"
@@ -975,32 +977,28 @@ async def test_a_bound_token_does_everything_with_what_lies_inside(http_as, clie
             assert answer.status_code == expected, (method, path, answer.text)
 
 
-SUBMISSIONS: list[tuple[str, str, Any, str]] = [
-    ("POST", "/api/v1/jobs", {"task": "t"}, ""),
-    ("POST", "/api/v1/keyed/add", {"type": "t", "id": "acme/x"}, ""),
-    ("PUT", "/api/v1/periodic/acme/x", {"task": "t", "timer": "Mon 03:00"}, ""),
+SUBMISSIONS: list[tuple[str, str, Any]] = [
+    ("POST", "/api/v1/jobs", {"task": "t"}),
+    ("POST", "/api/v1/keyed/add", {"type": "t", "id": "acme/x"}),
+    ("PUT", "/api/v1/periodic/acme/x", {"task": "t", "timer": "Mon 03:00"}),
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body", "_"), SUBMISSIONS)
 @bounded
-async def test_what_a_bound_token_puts_outside_is_refused_with_the_field(  # noqa: PLR0917 - two times parameters
-    http_as, client, bounds, outside, method, path, body, _
-):
+async def test_what_a_bound_token_puts_outside_is_refused_with_the_field(http_as, client, bounds, outside):
     async with http_as(*ALL, **bounds) as http:
-        for queue, group in outside:
+        for (method, path, body), (queue, group) in product(SUBMISSIONS, outside):
             answer = await http.request(method, path, json={**body, "queue": queue, "group": group})
             field, kind = ("group", "groups") if group not in bounds.get("groups", [group]) else ("queue", "queues")
-            assert answer.status_code == 403, answer.text
-            assert answer.json()["detail"].startswith(f"{field}: the token "), answer.text
+            assert answer.status_code == 403, (path, answer.text)
+            assert answer.json()["detail"].startswith(f"{field}: the token "), (path, answer.text)
             wanted = f"is bound to the {kind} {', '.join(bounds[kind])}; got {(group if field == 'group' else queue)!r}"
-            assert answer.json()["detail"].endswith(wanted)
+            assert answer.json()["detail"].endswith(wanted), (path, answer.text)
     assert (await client.periodic.get("acme/x")) is None
 
 
-@pytest.mark.parametrize(
-    ("bounds", "method", "path", "body", "field"),
-    [
+async def test_a_bound_token_is_refused_what_is_not_its_own_and_told_the_field(http_as, face, connection):
+    refused: list[tuple[dict[str, Any], str, str, Any, str]] = [
         ({"groups": ["acme"]}, "POST", "/api/v1/jobs", {"task": "t"}, "group"),
         ({"queues": ["mails"]}, "POST", "/api/v1/jobs", {"task": "t"}, "queue"),
         ({"groups": ["a"]}, "POST", "/api/v1/jobs/many", [{"task": "t", "group": "a"}, {"task": "t"}], "jobs[1].group"),
@@ -1021,16 +1019,14 @@ async def test_what_a_bound_token_puts_outside_is_refused_with_the_field(  # noq
         ({"queues": ["mails"]}, "POST", "/api/v1/notify", None, "this call concerns the whole system"),
         ({"groups": ["a"]}, "POST", "/api/v1/notify?queue=mails", None, "this call concerns the whole system"),
         ({"groups": ["a"]}, "POST", "/api/v1/accept", {"type": "a"}, "this call concerns the whole system"),
-    ],
-)
-async def test_a_bound_token_is_refused_what_is_not_its_own_and_told_the_field(  # noqa: PLR0917 - parameters
-    http_as, face, connection, bounds, method, path, body, field
-):
-    async with http_as(*ALL, **bounds) as http:
-        answer = await http.request(method, path, json=body)
-    assert answer.status_code == 403, answer.text
-    assert re.match(re.escape(field) + "[:;]", answer.json()["detail"]), answer.text
-    assert face.asked == []
+    ]
+    for bounds, method, path, body, field in refused:
+        with case(bounds, path, body):
+            async with http_as(*ALL, **bounds) as http:
+                answer = await http.request(method, path, json=body)
+            assert answer.status_code == 403, answer.text
+            assert re.match(re.escape(field) + "[:;]", answer.json()["detail"]), answer.text
+            assert face.asked == []
     made = """
         SELECT (SELECT count(*) FROM joex_private.job), (SELECT count(*) FROM joex_private.group_setting),
                (SELECT count(*) FROM joex_private.periodic_task WHERE owner <> 'joex')

@@ -17,6 +17,7 @@ from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from joex.store import periodic
 from tests.support.asgi import transport
+from tests.support.cases import case
 
 MAINTENANCE = "joex.retention"  # each of the tests' databases has this row
 OWNERS = {
@@ -76,9 +77,8 @@ async def test_what_is_not_said_has_its_default_and_it_stays_enabled_or_disabled
     assert (await client.periodic.get("a")).enabled is True
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
+async def test_a_wrong_value_is_refused_by_its_name_and_nothing_is_stored(client):
+    wrong: list[tuple[str, Any, str]] = [
         ("task_id", "", "id: must not be empty"),
         ("task_id", "ü" * 121, "id: at most 240 bytes; got 242"),
         ("task", "", "task: must not be empty"),
@@ -94,13 +94,13 @@ async def test_what_is_not_said_has_its_default_and_it_stays_enabled_or_disabled
         ("priority", "mid", "priority: expected 'high' or 'low'; got 'mid'"),
         ("starting_deadline", "soon", "starting_deadline: expected something like '30s'"),
         ("starting_deadline", -1, "starting_deadline: expected 0 to 3650 days; got -1"),
-    ],
-)
-async def test_a_wrong_value_is_refused_by_its_name_and_nothing_is_stored(client, field, value, message):
-    given = {"task_id": "a", "task": "t", "timer": "daily", field: value}
-    with pytest.raises(InvalidJob) as refused:
-        await client.periodic.put(**given)
-    assert str(refused.value).startswith(message)
+    ]
+    for field, value, message in wrong:
+        with case(field, value):
+            given = {"task_id": "a", "task": "t", "timer": "daily", field: value}
+            with pytest.raises(InvalidJob) as refused:
+                await client.periodic.put(**given)
+            assert str(refused.value).startswith(message)
     assert [task.id for task in await client.periodic.list()] == [MAINTENANCE]
 
 

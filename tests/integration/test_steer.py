@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -13,6 +14,7 @@ from joex import InvalidJob
 from joex.core.priority_turns import CountingScheme
 from joex.store import jobs, runs, stats
 from joex.store.errors import translate
+from tests.support.cases import case
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -180,11 +182,12 @@ async def test_a_due_retry_keeps_its_place_before_all_others_whatever_its_priori
 NOT_WAITING = ["scheduled", "running", "stuck", *FINISHED]
 
 
-@pytest.mark.parametrize("state", NOT_WAITING)
-async def test_the_priority_of_a_job_that_does_not_wait_stays(bench, me, state):
-    job_id = await bench.job_in(state, me)
-    assert not await jobs.set_priority(bench.connection, job_id, "high")
-    assert (await bench.job(job_id)).priority == "low"
+async def test_the_priority_of_a_job_that_does_not_wait_stays(bench, me):
+    for state in NOT_WAITING:
+        with case(state):
+            job_id = await bench.job_in(state, me)
+            assert not await jobs.set_priority(bench.connection, job_id, "high")
+            assert (await bench.job(job_id)).priority == "low"
 
 
 @pytest.mark.parametrize("priority", ["High", "HIGH"])
@@ -241,11 +244,12 @@ async def test_a_waiting_job_gets_other_arguments_and_runs_with_them(bench, clie
     assert (await bench.take_one(me)).args == '{"x": 3}'
 
 
-@pytest.mark.parametrize("state", NOT_WAITING)
-async def test_the_arguments_of_a_job_that_does_not_wait_stay(bench, client, me, state):
-    job_id = await bench.job_in(state, me, args={"x": 1})
-    assert not await client.set_args(job_id, {"x": 2})
-    assert (await bench.job(job_id)).args == {"x": 1}
+async def test_the_arguments_of_a_job_that_does_not_wait_stay(bench, client, me):
+    for state in NOT_WAITING:
+        with case(state):
+            job_id = await bench.job_in(state, me, args={"x": 1})
+            assert not await client.set_args(job_id, {"x": 2})
+            assert (await bench.job(job_id)).args == {"x": 1}
     assert not await client.set_args(uuid4(), {})
 
 
@@ -271,12 +275,14 @@ async def test_a_take_passes_over_a_job_whose_arguments_are_being_changed(bench,
     assert (await bench.take_one(me)).args == '{"x": 2}'
 
 
-@pytest.mark.parametrize("wrong", [["list"], "text", None, {1: 2}, {"x": float("nan")}])
-async def test_wrong_arguments_are_refused_and_the_job_keeps_its_own(bench, client, wrong):
+async def test_wrong_arguments_are_refused_and_the_job_keeps_its_own(bench, client):
     job_id = await bench.submit(args={"x": 1})
-    with pytest.raises(InvalidJob, match=r"^args(\.x)?: "):
-        await client.set_args(job_id, wrong)
-    assert (await bench.job(job_id)).args == {"x": 1}
+    wrong: tuple[Any, ...] = (["list"], "text", None, {1: 2}, {"x": float("nan")})
+    for args in wrong:
+        with case(args):
+            with pytest.raises(InvalidJob, match=r"^args(\.x)?: "):
+                await client.set_args(job_id, args)
+            assert (await bench.job(job_id)).args == {"x": 1}
 
 
 # Removal.
@@ -439,15 +445,13 @@ async def test_settings_may_be_made_before_the_group_has_any_job(bench):
     assert await stats.group_settings(bench.connection, "default") == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"weight": 0}, "weight"), ({"weight": 101}, "weight"), ({"weight": -1}, "weight"), ({"max_running": -2}, "max")],
-    ids=repr,
-)
-async def test_a_wrong_setting_is_refused_by_name(bench, settings, named):
-    with pytest.raises(InvalidJob, match=f"^{named}"):
-        await stats.set_group(bench.connection, "a", "default", **settings)
-    assert await stats.group_settings(bench.connection) == []
+async def test_a_wrong_setting_is_refused_by_name(bench):
+    for name, wrong in (("weight", 0), ("weight", 101), ("weight", -1), ("max_running", -2)):
+        settings: dict[str, Any] = {name: wrong}
+        with case(settings):
+            with pytest.raises(InvalidJob, match=f"^{name[:6]}"):
+                await stats.set_group(bench.connection, "a", "default", **settings)
+            assert await stats.group_settings(bench.connection) == []
 
 
 async def test_a_group_without_a_name_is_refused(bench):

@@ -24,6 +24,7 @@ from joex import Client, InvalidJob, NewJob, Priority
 from joex.errors import DatabaseUnavailable
 from joex.store.errors import translate
 from joex.store.listing import Filter, list_jobs
+from tests.support.cases import case
 from tests.support.proxy import At, Proxy
 from tests.support.soak import SOAK
 from tests.support.waiting import eventually
@@ -289,20 +290,17 @@ async def test_a_wrong_submission_is_one_clear_error_that_names_the_field_and_no
     assert await count(connection) == 0
 
 
-@pytest.mark.parametrize(
-    ("wrong", "complaint"),
-    [
+async def test_what_is_no_submission_is_named_with_its_place_among_the_others(client, connection):
+    wrong: list[tuple[Any, str]] = [
         ({"task": "a", "colour": "red"}, r"^jobs\[3\]\.colour: there is no such field; there are task, args, group, "),
         ({"args": {}}, r"^jobs\[3\]\.task: is required$"),
         ({"task": "a", 5: 6}, r"^jobs\[3\]: expected the names of fields; got 'task', 5$"),
         ("a", r"^jobs\[3\]: expected a NewJob, or a mapping of its fields; got str$"),
         (None, r"^jobs\[3\]: expected a NewJob, or a mapping of its fields; got NoneType$"),
-    ],
-    ids=["unknown", "without a task", "a number", "text", "none"],
-)
-async def test_what_is_no_submission_is_named_with_its_place_among_the_others(client, connection, wrong, complaint):
-    with pytest.raises(InvalidJob, match=complaint):
-        await client.submit_many([{"task": "a"}] * 3 + [wrong])
+    ]
+    for one, complaint in wrong:
+        with case(one), pytest.raises(InvalidJob, match=complaint):
+            await client.submit_many([{"task": "a"}] * 3 + [one])
     assert await count(connection) == 0
 
 
@@ -330,23 +328,19 @@ async def test_the_database_itself_refuses_what_is_wrong_and_says_what_is_expect
         assert str(translate(caught.value)) == said
 
 
-@pytest.mark.parametrize(
-    ("column", "time"),
-    [
-        ("due_at", "infinity"),
-        ("due_at", "290000-01-01"),
-        ("finished_at", "infinity"),
-        ("finished_at", "-infinity"),
-        ("finished_at", "290000-01-01"),
-    ],
-)
-async def test_the_database_refuses_a_time_that_would_break_each_list(client, connection, column, time):
-    job_id = await client.submit("a", not_before="1h")
-    if column == "finished_at":
-        await client.cancel(job_id)
-    update = f"UPDATE joex_private.job SET {column} = $2::text::timestamptz WHERE id = $1"  # noqa: S608 - a constant
-    with pytest.raises(asyncpg.CheckViolationError):
-        await connection.execute(update, job_id, time)
+async def test_the_database_refuses_a_time_that_would_break_each_list(client, connection):
+    waiting, finished = [await client.submit("a", not_before="1h") for _ in range(2)]
+    await client.cancel(finished)
+    for job_id, column, time in (
+        (waiting, "due_at", "infinity"),
+        (waiting, "due_at", "290000-01-01"),
+        (finished, "finished_at", "infinity"),
+        (finished, "finished_at", "-infinity"),
+        (finished, "finished_at", "290000-01-01"),
+    ):
+        update = f"UPDATE joex_private.job SET {column} = $2::text::timestamptz WHERE id = $1"  # noqa: S608 - a constant
+        with case(column, time), pytest.raises(asyncpg.CheckViolationError):
+            await connection.execute(update, job_id, time)
 
 
 async def test_a_session_that_is_killed_in_the_middle_of_a_call_says_so_and_no_more(
