@@ -6,6 +6,7 @@ import json
 import random
 import weakref
 from datetime import UTC, timedelta
+from itertools import product
 from typing import Any
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from joex.runtime.job_log_writer import JobLogWriter
 from joex.store import executors, job_logs, jobs, runs
 from joex.store.database import create_pool
 from joex.store.runs import EndedRun, LogLine, Progress
+from tests.support.cases import case
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -354,15 +356,16 @@ async def test_sql_finishes_a_run_in_any_way(bench, me):
 # Cancel requests.
 
 
-@pytest.mark.parametrize("state", ["success", "failed", "stuck", "waiting", "cancelled"])
-async def test_a_run_with_a_cancel_request_ends_cancelled_whatever_it_says(bench, me, state):
-    job_id = await bench.submit()
-    taken = await bench.take_one(me)
-    await jobs.cancel(bench.connection, job_id)
-    assert await bench.finish(taken, state, delay=5.0, age=1.0) == ["canceled"]
-    job = await bench.job(job_id)
-    assert (job.state, job.due_at) == ("cancelled", None)
-    assert await bench.take(me) == []
+async def test_a_run_with_a_cancel_request_ends_cancelled_whatever_it_says(bench, me):
+    for state in ("success", "failed", "stuck", "waiting", "cancelled"):
+        with case(state):
+            job_id = await bench.submit()
+            taken = await bench.take_one(me)
+            await jobs.cancel(bench.connection, job_id)
+            assert await bench.finish(taken, state, delay=5.0, age=1.0) == ["canceled"]
+            job = await bench.job(job_id)
+            assert (job.state, job.due_at) == ("cancelled", None)
+            assert await bench.take(me) == []
 
 
 # Rows that other transactions have locked.
@@ -751,26 +754,23 @@ async def test_the_log_says_how_each_run_has_ended_after_what_it_said_itself(ben
     assert log[5][2] == "succeeded: 7 pages"
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
+async def test_a_run_that_has_said_nothing_has_a_line_of_its_end(bench, me):
+    ends: list[tuple[str, dict[str, Any], Any]] = [
         ("success", {}, (1, "info", "succeeded")),
         ("failed", {"error": "boom"}, (1, "error", "failed: boom; no retry")),
         ("failed", {"error": "boom", "exhausted": True}, (1, "error", "failed: boom; no retries left")),
         ("cancelled", {"error": "Cancel: not needed"}, (1, "warning", "cancelled: Cancel: not needed")),
         ("waiting", {}, (1, "info", "given back: this run does not count")),
-    ],
-    ids=["success", "failed", "exceeded", "cancelled", "given back"],
-)
-@pytest.mark.parametrize("is_marked", [False, True], ids=["short", "marked as running"])
-async def test_a_run_that_has_said_nothing_has_a_line_of_its_end(bench, me, end, is_marked):
-    state, more, line = end
-    job_id = await bench.submit()
-    taken = await bench.take_one(me)
-    if is_marked:
-        await bench.start(taken)
-    await bench.finish(taken, state, age=1.0, **more)
-    assert await log_of(bench, job_id) == [line]
+    ]
+    for is_marked, (state, more, line) in product([False, True], ends):
+        with case(state, more, is_marked):
+            job_id = await bench.submit()
+            taken = await bench.take_one(me)
+            if is_marked:
+                await bench.start(taken)
+            await bench.finish(taken, state, age=1.0, **more)
+            assert await log_of(bench, job_id) == [line]
+            await jobs.cancel(bench.connection, job_id)  # one that was given back waits
 
 
 async def test_whatever_a_run_says_the_log_tells_of_the_request_that_cancelled_its_job(bench, me):

@@ -33,19 +33,20 @@ async def me(bench):
 # Cancel.
 
 
-@pytest.mark.parametrize("state", [*UNFINISHED, *FINISHED])
-async def test_cancelling_answers_what_it_did(bench, me, state):
-    job_id = await bench.job_in(state, me)
+async def test_cancelling_answers_what_it_did(bench, me):
     answers = {"waiting": "cancelled", "stuck": "cancelled", "scheduled": "requested", "running": "requested"}
-    assert await jobs.cancel(bench.connection, job_id) == answers.get(state, "finished")
-    job = await bench.job(job_id)
-    if state in FINISHED:
-        assert (job.state, job.cancel_requested) == (state, False)
-    elif state in ("waiting", "stuck"):
-        assert (job.state, job.finished_at is not None, job.due_at) == ("cancelled", True, None)
-    else:
-        assert (job.state, job.cancel_requested) == (state, True)
-    assert await bench.take(me) == []
+    for state in (*UNFINISHED, *FINISHED):
+        with case(state):
+            job_id = await bench.job_in(state, me)
+            assert await jobs.cancel(bench.connection, job_id) == answers.get(state, "finished")
+            job = await bench.job(job_id)
+            if state in FINISHED:
+                assert (job.state, job.cancel_requested) == (state, False)
+            elif state in ("waiting", "stuck"):
+                assert (job.state, job.finished_at is not None, job.due_at) == ("cancelled", True, None)
+            else:
+                assert (job.state, job.cancel_requested) == (state, True)
+            assert await bench.take(me) == []
 
 
 async def test_cancelling_a_job_that_is_not_due_yet_cancels_it(bench, me):
@@ -288,12 +289,13 @@ async def test_wrong_arguments_are_refused_and_the_job_keeps_its_own(bench, clie
 # Removal.
 
 
-@pytest.mark.parametrize("state", ["waiting", "stuck", *FINISHED])
-async def test_a_job_that_does_not_run_is_removed_from_python(bench, client, me, state):
-    job_id = await bench.job_in(state, me)
-    assert await client.remove(job_id) == "ok"
-    assert await client.get(job_id) is None
-    assert await client.remove(job_id) == "not_found"
+async def test_a_job_that_does_not_run_is_removed_from_python(bench, client, me):
+    for state in ("waiting", "stuck", *FINISHED):
+        with case(state):
+            job_id = await bench.job_in(state, me)
+            assert await client.remove(job_id) == "ok"
+            assert await client.get(job_id) is None
+            assert await client.remove(job_id) == "not_found"
 
 
 async def test_a_job_that_runs_is_told_to_stop_and_is_gone_when_it_has(bench, client, me):
