@@ -26,6 +26,7 @@ from joex.store.roles import RoleScopes
 from joex.store.statement import STATEMENTS
 from tests.integration.conftest import FOUR_ONE
 from tests.integration.test_statements import CALLS
+from tests.support.cases import case
 from tests.support.postgres import TestServer
 from tests.support.processes_inside import executor_inside
 from tests.support.waiting import PATIENCE, eventually
@@ -1246,30 +1247,29 @@ async def test_the_grants_are_read_once_for_all_failed_jobs_that_a_bound_role_ru
 EVERYWHERE = ["submit", "view"], None, None
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "is_new"),
-    [
-        (EVERYWHERE, ([], None, None), True),
-        (EVERYWHERE, (["submit"], None, None), True),
-        (EVERYWHERE, (["view"], ["mine"], None), True),
-        (EVERYWHERE, (["view"], None, ["default"]), True),
-        ((["executor"], None, None), (["submit"], None, None), True),
-        (EVERYWHERE, (["executor"], None, None), False),
-        (EVERYWHERE, (["view", "payloads"], None, None), False),
-        ((["view"], ["mine"], None), ([], None, None), False),
-        ((["submit"], None, None), ([], None, None), False),
-        (([], None, None), EVERYWHERE, False),
-    ],
-)
-async def test_the_channel_of_events_changes_when_a_role_may_hear_them_no_longer(
-    roles_of, connection, before, after, is_new
-):
+CHANGES_OF_SCOPES = [
+    (EVERYWHERE, ([], None, None), True),
+    (EVERYWHERE, (["submit"], None, None), True),
+    (EVERYWHERE, (["view"], ["mine"], None), True),
+    (EVERYWHERE, (["view"], None, ["default"]), True),
+    ((["executor"], None, None), (["submit"], None, None), True),
+    (EVERYWHERE, (["executor"], None, None), False),
+    (EVERYWHERE, (["view", "payloads"], None, None), False),
+    ((["view"], ["mine"], None), ([], None, None), False),
+    ((["submit"], None, None), ([], None, None), False),
+    (([], None, None), EVERYWHERE, False),
+]
+
+
+async def test_the_channel_of_events_changes_when_a_role_may_hear_them_no_longer(roles_of, connection):
     name = await (await roles_of()).fetchval("SELECT session_user::text")
     channel = "SELECT joex.events_channel()"
-    await roles.set_scopes(connection, RoleScopes(name, *before))
-    old = await connection.fetchval(channel)
-    await roles.set_scopes(connection, RoleScopes(name, *after))
-    assert (await connection.fetchval(channel) != old) == is_new
+    for before, after, is_new in CHANGES_OF_SCOPES:
+        with case(before, after):
+            await roles.set_scopes(connection, RoleScopes(name, *before))
+            old = await connection.fetchval(channel)
+            await roles.set_scopes(connection, RoleScopes(name, *after))
+            assert (await connection.fetchval(channel) != old) == is_new
 
 
 async def test_the_channel_of_events_changes_when_a_role_is_gone_that_heard_them(connection):
