@@ -14,6 +14,7 @@ from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from joex.store import stats
 from tests.support.asgi import transport
+from tests.support.cases import case
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -42,13 +43,14 @@ async def limited(bench):
     return bench
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
-async def test_a_full_group_gets_no_more_jobs_and_a_refused_batch_stores_none(limited, call):
+async def test_a_full_group_gets_no_more_jobs_and_a_refused_batch_stores_none(limited):
     told = 'group: "acme" has as many waiting jobs in queue "default" as it may: 3: submit again when some have run'
-    with pytest.raises(asyncpg.PostgresError) as refused:
-        await limited.connection.execute(f"SELECT {call}")
-    assert (refused.value.sqlstate, str(refused.value)) == ("JX004", told)
-    assert await limited.connection.fetchval("SELECT count(*) FROM joex.jobs") == 3
+    for name, call in CALLS.items():
+        with case(name):
+            with pytest.raises(asyncpg.PostgresError) as refused:
+                await limited.connection.execute(f"SELECT {call}")
+            assert (refused.value.sqlstate, str(refused.value)) == ("JX004", told)
+            assert await limited.connection.fetchval("SELECT count(*) FROM joex.jobs") == 3
 
 
 async def test_a_batch_is_refused_that_would_fill_a_group_over_its_limit(bench):
