@@ -1,6 +1,7 @@
 """Reports on all groups over HTTP: two read at a time, and the callers take turns."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from joex.core.access import Scope
 from joex.http.caller import Caller
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.turns import line_of_reports
+from tests.support.waiting import eventually
 
 
 def request_of(name: str, **state: Any) -> Request:
     caller = Caller(name, frozenset({Scope.VIEW}), groups=(name,))
-    return Request({"type": "http", "headers": [], "state": {CALLER: caller, **state}})
+    app = SimpleNamespace(state=SimpleNamespace(closing=asyncio.Event()))
+    return Request({"type": "http", "method": "POST", "headers": [], "app": app, "state": {CALLER: caller, **state}})
 
 
 async def test_a_caller_waits_for_two_reports_of_another_one_however_many_that_one_wants():
@@ -25,14 +28,12 @@ async def test_a_caller_waits_for_two_reports_of_another_one_however_many_that_o
             begun.append(name)
             await may_end.wait()
 
-    async def end_those_that_read() -> None:
-        assert begun == ["acme", "acme"]
-        may_end.set()
-
     async with asyncio.TaskGroup() as group:  # (Tasks begin in the order in which they were made.)
         for name in [*["acme"] * 10, "other"]:
             group.create_task(read(name))
-        group.create_task(end_those_that_read())
+        await eventually(lambda: len(begun) >= 2)
+        assert begun == ["acme", "acme"]
+        may_end.set()
     assert begun == ["acme", "acme", "other", *["acme"] * 8]
 
 
