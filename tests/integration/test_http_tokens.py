@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
-from joex import Client, ConfigError
+from joex import Client, ConfigError, DatabaseUnavailable
 from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import NewJob, RunningJob
@@ -751,6 +751,31 @@ async def test_workers_of_one_tenant_that_look_for_jobs_leave_connections_to_oth
         assert {(await one).status_code for one in looking} == {204 if stops else 401}
     assert len(begun) == (turns.MOST_ACCEPTING if stops else 20)
     assert await connection.fetchval("SELECT count(*) FROM joex.jobs WHERE state = 'waiting' AND queue = 'mails'") == 20
+
+
+async def test_a_job_whose_workers_token_can_not_be_judged_when_it_was_taken_waits_for_another(
+    http_as, client, monkeypatch
+):
+    find, take, is_taken = tokens.find, worker_runs.accept, False
+
+    async def note(*given: Any) -> Any:
+        nonlocal is_taken
+        taken = await take(*given)
+        is_taken = True
+        return taken
+
+    async def find_until_then(connection: asyncpg.Connection, digest: bytes) -> Any:
+        if is_taken:
+            raise DatabaseUnavailable("away")
+        return await find(connection, digest)
+
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    job_id = await client.submit("t", queue="mails")
+    async with http_as("work", queues=["mails"]) as http:
+        monkeypatch.setattr(worker_runs, "accept", note)
+        monkeypatch.setattr(tokens, "find", find_until_then)
+        assert (await http.post("/api/v1/accept", json={"type": "mails"})).status_code == 503
+    assert (is_taken, (await client.get(job_id)).state) == (True, "waiting")
 
 
 @pytest.mark.parametrize(

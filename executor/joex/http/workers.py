@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, HTTPException, Request, Response, status
+from fastapi import APIRouter, Request, Response, status
 from pydantic import BaseModel
 
 from joex.client.client import Client
@@ -17,7 +17,7 @@ from joex.client.keyed_model import KeyedJob, TypeTimeout, name_of
 from joex.core.access import Scope
 from joex.core.text import cut
 from joex.core.trace_context import headers_of
-from joex.http.caller import TheCaller, needs, refuse_if_bound, still_valid
+from joex.http.caller import TheCaller, needs, refuse_if_bound, refuse_if_revoked
 from joex.http.dependencies import Done, TheClient, TheTurn, refusals
 from joex.http.disconnect import unless_disconnected
 from joex.http.errors import problems
@@ -91,9 +91,12 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
         calls: Calls = request.app.state.calls
         with calls.waiting(caller.name) as must_end:
             job = await unless_disconnected(request, take(wait=body.wait), must_end)
-    if job is not None and not await still_valid(request):
-        await jobs.give_back(job.type, job.id, _lock_of(job))
-        raise HTTPException(status.HTTP_401_UNAUTHORIZED, "the token has expired, or was revoked")
+    if job is not None:
+        try:
+            await refuse_if_revoked(request)  # the call may have waited
+        except BaseException:  # also where the database does not answer: the worker has no job then
+            await jobs.give_back(job.type, job.id, _lock_of(job))
+            raise
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     opts = ShownOpts.model_validate(job.opts)

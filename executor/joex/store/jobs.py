@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import itemgetter
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -102,10 +103,10 @@ _TEXTS = {name: expression for name, expression in PAYLOADS.items() if name not 
 _SEEN = columns(Job, _VALUES, **_AS_TEXT, **_TEXTS)
 _GET_TEXTS = statement(f"SELECT {_SEEN} FROM joex.jobs WHERE id = $1::uuid")  # noqa: S608 - likewise
 _BEGINNINGS = statement("""
-    SELECT left(text, $2::integer), length(text), is_json FROM joex.jobs CROSS JOIN LATERAL (
+    SELECT nr, left(text, $2::integer), length(text), is_json FROM joex.jobs CROSS JOIN LATERAL (
         SELECT nr, value #>> '{}' AS text, jsonb_typeof(value) <> 'string' AS is_json
         FROM (VALUES (1, args), (2, result)) v(nr, value) OFFSET 0) shown
-    WHERE id = $1::uuid ORDER BY nr
+    WHERE id = $1::uuid
 """)
 
 
@@ -330,7 +331,7 @@ async def beginnings(connection: Connection, job_id: UUID, most: int) -> list[Be
     """The first ``most`` characters of the arguments of a job, and of its result: None: it has none."""
     with translated():
         rows = await connection.fetch(_BEGINNINGS, job_id, most)
-    return [None if row[0] is None else Beginning(*row) for row in rows]
+    return [None if row[1] is None else Beginning(*row[1:]) for row in sorted(rows, key=itemgetter(0))]
 
 
 async def lock_ended(connection: Connection, job_id: UUID) -> bool:
