@@ -313,6 +313,7 @@ BEGIN
                                     AND (j.rank, j.seq) >= (''::bytea, coalesce(l.seq, v_lowest)) AND j.rank <= p_most
                                     LIMIT 1) x) THEN 0
                         WHEN min(g.max_running) IS NULL THEN p_free
+                        WHEN min(g.max_running) <= o.running THEN 0     -- (what ends meanwhile is for the next take)
                         ELSE least(joex_private.room(p_queue, n.ring, min(g.max_running)), p_free) END AS room
             FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = n.ring) s
         WHERE w.idle < p_free
