@@ -70,13 +70,13 @@ class TestDemand:
         for nr in range(40):
             jobs, settings = (
                 dice.randrange(4),
-                dice.choice(["", "", "weight => 2", "paused => true", "max_running => 2"]),
+                dice.choice(["", "", "weight => 2", "paused => true", "max_running => 0", "max_running => 2"]),
             )
             for _ in range(jobs):
                 await bench.submit(f"g{nr}")
             if settings:
                 await bench.connection.execute(f"SELECT joex.set_group('g{nr}', {settings})")
-            expected += 0 if "paused" in settings else min(jobs, 2) if "max" in settings else jobs
+            expected += 0 if "paused" in settings else min(jobs, int(settings[-1])) if "max" in settings else jobs
         assert await demand(bench) == expected
         assert await demand(bench, most=7) == min(expected, 7)
 
@@ -92,6 +92,23 @@ class TestDemand:
             before = await bench.connection.fetchval(scans)
             found = await bench.connection.fetchval("SELECT joex_private.demand_by_group('default', 1000)")
             assert (found, await bench.connection.fetchval(scans) - before < 20) == (500, True)
+
+    async def test_a_group_that_may_run_nothing_costs_two_searches_of_an_index(self, bench) -> None:
+        """A tenant can make very many: five searches and statements for each kept operators from sizing pools."""
+        await bench.connection.execute("""
+            INSERT INTO joex_private.job (queue, grp, task, lane)
+            SELECT 'default', 'g' || n, 'a', 2 FROM generate_series(1, 500) n""")
+        await bench.connection.execute("""
+            INSERT INTO joex_private.group_setting (queue, grp, ring, paused, max_running)
+            SELECT 'default', 'g' || n, joex_private.ring('g' || n), n % 2 = 0, CASE WHEN n % 2 = 1 THEN 0 END
+            FROM generate_series(1, 500) n""")
+        scans = """
+            SELECT sum(pg_stat_get_xact_numscans(i.indexrelid))::integer FROM pg_index i
+            WHERE i.indrelid IN ('joex_private.job'::regclass, 'joex_private.group_setting'::regclass)"""
+        async with bench.connection.transaction():
+            before = await bench.connection.fetchval(scans)
+            found = await bench.connection.fetchval("SELECT joex_private.demand_by_group('default', 1000)")
+            assert (found, await bench.connection.fetchval(scans) - before < 500 * 2.5) == (0, True)
 
     async def test_what_is_due_counts_though_nobody_takes(self, bench) -> None:
         for _ in range(1200):
