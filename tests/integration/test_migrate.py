@@ -344,6 +344,29 @@ async def test_a_migration_names_the_index_of_another_role_that_keeps_it_from_ch
     assert await migrate(empty) == ["9999_next"]
 
 
+async def test_a_migration_names_the_views_of_other_roles_that_keep_it_from_dropping_a_view(empty, postgres, upgrade):
+    await migrate(empty)
+    await empty.execute("DO $$ BEGIN CREATE ROLE poor LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    await empty.execute("SELECT joex_private.set_scopes('poor', '{view}', '{mine}')")
+    name = await empty.fetchval("SELECT current_database()")
+    poor = await connect(postgres.url(name).replace("//postgres@", "//poor@"))
+    try:
+        await poor.execute("""DO $$ BEGIN FOR nr IN 0..4 LOOP
+            EXECUTE format('CREATE TEMPORARY VIEW own%s AS SELECT * FROM joex.queue_stats', nr); END LOOP; END $$""")
+        upgrade(sql="DROP VIEW joex.queue_stats; UPDATE joex_private.migration SET definitions = '{}'")
+        first = r"^the view pg_temp_\d+.own0 depends on view joex.queue_stats, view"
+        with pytest.raises(
+            ConfigError, match=rf"{first} .*own2 .*, and 2 more; nothing was done: drop what is not Joex's, as"
+        ):
+            await migrate(empty)
+        assert await schema_version(empty) == NEWEST
+        schema = await poor.fetchval("SELECT pg_my_temp_schema()::regnamespace::text")
+        await empty.execute(f"DROP VIEW {', '.join(f'{schema}.own{nr}' for nr in range(5))}")
+        assert await migrate(empty) == ["9999_next"]
+    finally:
+        await poor.close()
+
+
 @pytest.mark.parametrize("planted", ["joex", "joex_private"])
 async def test_a_superuser_does_not_migrate_a_schema_that_another_role_has_made(empty, planted):
     """Its functions would run with the rights of a superuser."""

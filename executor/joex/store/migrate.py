@@ -200,7 +200,7 @@ async def migrate(
         SchemaError: the schema is too new for this version, or the new one would be for executors that live.
         ConfigError: the server is too old, its encoding is not UTF8, the user may not create the schema,
             something in it belongs to a role that could run code with the user's rights, or another role has made
-            something with a type of it that the migration changes.
+            something with a type of it that the migration changes, or on a view or function that it drops.
         DatabaseUnavailable: other transactions were in the way all the time; nothing was done.
     """
     until, told, is_long = time.monotonic() + patience, "", False
@@ -217,6 +217,14 @@ async def migrate(
                 raise ConfigError(
                     f"the {found['name']} of the role {found['owner']} uses a type of Joex that the migration changes; "
                     f"nothing was done: drop it, as {found['owner']} or as a superuser, and run 'joex migrate' again"
+                ) from error
+            except asyncpg.DependentObjectsStillExistError as error:
+                # (Of a view or a function that the migration drops. The first ones: the server names up to a hundred.)
+                lines = (error.detail or str(error)).splitlines()
+                more = f", and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
+                raise ConfigError(
+                    f"the {', '.join(lines[:_MOST_NAMED])}{more}; nothing was done: drop what is not Joex's, "
+                    "as its owner or as a superuser, and run 'joex migrate' again"
                 ) from error
             is_long = not all(row["is_client"] for row in rows)
             line = ", ".join(f"{row['what']}{_since(row['since'])})" for row in rows)
