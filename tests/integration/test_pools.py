@@ -39,6 +39,20 @@ class TestDemand:
         assert await demand(bench, most=3) == 3
         assert await demand(bench, "mail", "default", most=3) == 3
 
+    async def test_due_jobs_that_another_transaction_has_locked_are_walked_over_once(
+        self, bench, another_connection
+    ) -> None:
+        """A tenant may lock half a million: ten passes over them took too long for the operator."""
+        await bench.connection.execute("SELECT joex.submit('a', not_before => now() + interval '1 hour')")
+        await bench.connection.execute("UPDATE joex_private.job SET due_at = clock_timestamp() - interval '1 minute'")
+        other = await another_connection()
+        async with other.transaction(), bench.connection.transaction():
+            await other.execute("SELECT FROM joex_private.job FOR UPDATE")
+            await bench.connection.execute("SET LOCAL track_functions = 'pl'")
+            await bench.connection.execute("SELECT joex_private.promote_due('{default}')")
+            calls = "SELECT pg_stat_get_xact_function_calls('joex_private.promote'::regproc)"
+            assert await bench.connection.fetchval(calls) == 1
+
     async def test_what_is_held_is_not_runnable(self, bench) -> None:
         await bench.submit()
         await bench.submit()

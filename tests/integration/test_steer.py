@@ -423,6 +423,20 @@ async def test_one_failed_job_that_cannot_be_run_again_does_not_keep_the_others_
     assert [await bench.state(job_id) for job_id in (blocked, twice, free)] == ["waiting", "failed", "waiting"]
 
 
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["jobs", "keyed jobs"])
+async def test_failed_jobs_whose_trackers_others_have_keep_no_later_one_from_a_retry_of_few(
+    bench, me, client, is_keyed
+):
+    blocked = [await bench.job_in("failed", me, tracker=tracker) for tracker in ("one", "two")]
+    free = await bench.job_in("failed", me, tracker="three")
+    for tracker in ("one", "two"):
+        await client.submit("a", tracker=tracker, not_before=LATER)
+    if is_keyed:
+        await bench.connection.execute("UPDATE joex_private.job SET key = uuid_send(id) WHERE state = 'failed'")
+    assert await client.retry_failed(most=2) == 1
+    assert [await bench.state(job_id) for job_id in (*blocked, free)] == ["failed", "failed", "waiting"]
+
+
 # Settings of groups.
 
 

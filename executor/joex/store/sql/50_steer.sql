@@ -193,7 +193,7 @@ DECLARE
     v_all bigint := 0;
 BEGIN
     PERFORM joex_private.check_most(most);
-    -- (Finished keyed jobs have an index of their own.)
+    -- (Finished keyed jobs have an index of their own. Jobs whose tracker another job has must not fill the limit: they stay the oldest.)
     FOR v_id IN WITH bounds AS MATERIALIZED (      -- read once, and not for each failed job
                     SELECT b.groups, b.queues FROM joex_private.bounds('{operate}') b
                     WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1)
@@ -206,6 +206,9 @@ BEGIN
                                SELECT FROM bounds b
                                WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues))
                                OFFSET 0)
+                           AND (j.tracker IS NULL OR NOT EXISTS (
+                               SELECT FROM joex_private.job u
+                               WHERE u.grp = j.grp AND u.tracker = j.tracker AND u.finished_at IS NULL OFFSET 0))
                      ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) x
                     UNION ALL
                     SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
@@ -215,6 +218,9 @@ BEGIN
                                SELECT FROM bounds b
                                WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues))
                                OFFSET 0)
+                           AND (j.tracker IS NULL OR NOT EXISTS (
+                               SELECT FROM joex_private.job u
+                               WHERE u.grp = j.grp AND u.tracker = j.tracker AND u.finished_at IS NULL OFFSET 0))
                      ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) y) f
                 ORDER BY f.finished_at LIMIT most LOOP
         BEGIN

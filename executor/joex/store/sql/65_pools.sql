@@ -87,7 +87,9 @@ BEGIN
     FOREACH v_queue IN ARRAY p_queues LOOP
         FOR batch IN 1..10 LOOP
             PERFORM joex_private.promote(v_queue);
-            EXIT WHEN NOT EXISTS (SELECT FROM joex_private.job j WHERE j.queue = v_queue AND j.due_at <= v_now);
+            -- (Those that another transaction has locked stay due, and very many may be.)
+            PERFORM FROM joex_private.job j WHERE j.queue = v_queue AND j.due_at <= v_now ORDER BY j.due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
+            EXIT WHEN NOT FOUND;
         END LOOP;
     END LOOP;
     PERFORM joex_private.recover_overdue(NULL, p_queues);
