@@ -378,6 +378,18 @@ async def test_a_superuser_does_not_migrate_a_schema_that_another_role_has_made(
     assert len(await migrate(empty)) == len(migrations())
 
 
+async def test_a_role_without_rights_keeps_no_migration_from_its_work_by_default_privileges(empty):
+    """The server lets any role set them, for what it makes itself, in any schema."""
+    await migrate(empty)
+    await empty.execute("DO $$ BEGIN CREATE ROLE poor LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    for schema in ("joex", "joex_private"):
+        await empty.execute(
+            f"SET ROLE poor; ALTER DEFAULT PRIVILEGES IN SCHEMA {schema} GRANT SELECT ON TABLES TO PUBLIC; RESET ROLE"
+        )
+    assert await migrate(empty) == []
+    await empty.execute("DROP OWNED BY poor")
+
+
 PLANTED = """
     CREATE TABLE joex_private.migration (number integer PRIMARY KEY, name text NOT NULL, definitions text[],
                                          applied_at timestamptz DEFAULT now());

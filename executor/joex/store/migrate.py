@@ -78,7 +78,9 @@ _PLANTED = statement("""
         WHERE n.nspname IN ('joex', 'joex_private')
         UNION ALL
         SELECT d.classid, d.objid FROM pg_depend d JOIN pg_namespace n ON n.oid = d.refobjid
-        WHERE d.refclassid = 'pg_namespace'::regclass::oid AND n.nspname IN ('joex', 'joex_private'))
+        WHERE d.refclassid = 'pg_namespace'::regclass::oid AND n.nspname IN ('joex', 'joex_private')
+              -- (Any role may set such a default, which is for what it makes itself.)
+              AND d.classid <> 'pg_default_acl'::regclass::oid)
     SELECT pg_describe_object(f.kind, f.oid, 0) AS name, o.rolname AS owner, u.rolsuper AS is_superuser
     FROM found f JOIN pg_shdepend s ON s.classid = f.kind AND s.objid = f.oid AND s.deptype = 'o'
          AND s.dbid = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
@@ -90,8 +92,8 @@ _PLANTED = statement("""
 _USERS_OF_TYPES = statement("""
     SELECT pg_describe_object('pg_class'::regclass, c.oid, 0) AS name, c.relowner::regrole::text AS owner
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid JOIN pg_class c ON c.oid = a.attrelid
-    WHERE t.typnamespace = 'joex_private'::regnamespace AND c.relkind <> 'v'
-          AND c.relnamespace NOT IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+    WHERE t.typnamespace = to_regnamespace('joex_private') AND c.relkind <> 'v'
+          AND c.relnamespace NOT IN (SELECT n.oid FROM pg_namespace n WHERE n.nspname IN ('joex', 'joex_private'))
     ORDER BY t.typtype <> 'c', c.oid LIMIT 1
 """)
 _VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
