@@ -9,8 +9,10 @@ import httpx
 import pytest
 
 from joex.config import Settings
+from joex.core import json_values
 from joex.http import route
 from joex.http.api import create_api
+from joex.store import jobs
 from tests.support.asgi import transport
 from tests.support.waiting import PATIENCE, eventually
 
@@ -46,9 +48,9 @@ def parsed(monkeypatch):
     """The lengths of the bodies that were parsed."""
     lengths, parse = [], route.parse
 
-    def parse_and_note(body):
+    def parse_and_note(body, **more):
         lengths.append(len(body))
-        return parse(body)
+        return parse(body, **more)
 
     monkeypatch.setattr(route, "parse", parse_and_note)
     return lengths
@@ -90,6 +92,12 @@ async def test_a_body_of_many_unknown_fields_makes_one_error(http, path, opening
     assert answer.json()["detail"] == f"{field}: {number} fields, and there is no '{'0' * 100}...'"
 
 
+UNREADABLE = (
+    "body: can't be read: it is no text, is nested too deeply, or has a number that is not finite, "
+    "or of more than 4300 digits"
+)
+
+
 @pytest.mark.parametrize(
     "args",
     [b'{"x": "\xff"}', b'{"x": 1' + b"0" * 5000 + b"}", b'{"a": ' * 9000 + b"1" + b"}" * 9000],
@@ -98,8 +106,34 @@ async def test_a_body_of_many_unknown_fields_makes_one_error(http, path, opening
 @pytest.mark.parametrize("pad", [0, route.LARGE])
 async def test_a_body_that_can_not_be_read_is_refused_with_the_reasons(http, args, pad):
     answer = await http.post("/api/v1/jobs", content=b" " * pad + b'{"task": "t", "args": %b}' % args)
-    detail = "body: can't be read: it is no text, is nested too deeply, or has a number of more than 4300 digits"
-    assert (answer.status_code, answer.json()["detail"]) == (400, detail)
+    assert (answer.status_code, answer.json()["detail"]) == (400, UNREADABLE)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+@pytest.mark.parametrize("path", ["jobs", "jobs/many"])
+async def test_a_large_body_with_a_number_that_is_not_finite_is_refused_when_it_is_read(
+    http, monkeypatch, path, number
+):
+    """To find which of five million parts it was stopped the event loop for twelve seconds."""
+    monkeypatch.setattr(jobs, "find_fault", pytest.fail)
+    job = f'{{"task": "t", "args": {{"x": [{"1.5," * route.LARGE}{number}]}}}}'
+    answer = await http.post(f"/api/v1/{path}", content=f"[{job}]" if path == "jobs/many" else job)
+    assert (answer.status_code, answer.json()["detail"]) == (400, UNREADABLE)
+
+
+async def test_of_a_value_that_can_not_be_written_a_bounded_number_of_parts_is_looked_at(http, monkeypatch):
+    looked_at, say_fault = 0, json_values._say_fault
+
+    def note(*given: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return say_fault(*given)
+
+    monkeypatch.setattr(json_values, "_say_fault", note)
+    answer = await http.post("/api/v1/jobs", content=f'{{"task": "t", "args": {{"x": [{"1," * 200_000}"\\ud800"]}}}}')
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith("args: can't be stored as JSON: ")
+    assert looked_at == 100_000
 
 
 async def test_of_many_jobs_the_first_wrong_one_is_named_and_no_others_are_judged(http):
@@ -133,7 +167,7 @@ async def test_arguments_within_the_limit_are_accepted_however_long_they_are_wri
 
 async def test_while_a_large_body_is_parsed_other_calls_are_served(http, monkeypatch):
     done, parse = threading.Event(), route.parse
-    monkeypatch.setattr(route, "parse", lambda body: done.wait(PATIENCE) and parse(body))
+    monkeypatch.setattr(route, "parse", lambda body, **more: done.wait(PATIENCE) and parse(body, **more))
     jobs = json.dumps([{"task": "t", "args": {"x": "y" * 1000}}] * 200)
     call = asyncio.create_task(http.post("/api/v1/jobs/many", content=jobs))
     for _ in range(3):
@@ -147,7 +181,7 @@ async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
     monkeypatch.setattr(route, "MOST_LARGE", 2)
     ends, begun = threading.Event(), []
 
-    def parse(body):
+    def parse(body, **_):
         begun.append(body)
         ends.wait(PATIENCE)
         return [{"task": "t"}]
@@ -192,7 +226,7 @@ async def test_a_large_body_that_waits_when_the_server_stops_is_to_be_sent_again
     monkeypatch.setattr(route, "MOST_LARGE", 1)
     ends, begun = threading.Event(), threading.Event()
 
-    def parse(_):
+    def parse(_, **more):
         begun.set()
         ends.wait(PATIENCE)
         return [{"task": "t"}]

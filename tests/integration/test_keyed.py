@@ -760,6 +760,7 @@ WRONG = {
     "data: expected an object (names and values); got list": lambda t: t.add(T, 1, {"data": []}),
     "data.a: can't be stored as JSON": lambda t: t.update(T, 1, {"data": {"a": object()}}, LOCK),
     "data: must not contain a NUL character": lambda t: t.add(T, 1, {"data": {"a": "\0"}}),
+    "cancel: expected true or false; got list": lambda t: t.add(T, 1, {"cancel": [1e15]}),
     "cancel: expected true or false; got 'yes'": lambda t: t.add(T, 1, {"cancel": "yes"}),
     "cancel: a run can't cancel its own job": lambda t: t.update(T, 1, {"cancel": True}, LOCK),
     "resubmit: expected true or false; got 1": lambda t: t.finish(T, 1, {"resubmit": 1}, LOCK),

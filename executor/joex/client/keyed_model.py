@@ -13,6 +13,7 @@ from joex.client.connections import Connections
 from joex.client.submissions import invalid
 from joex.core import tuples
 from joex.core.job import check_name, check_text
+from joex.core.json_values import shown
 from joex.core.text import cut
 from joex.errors import InvalidJob
 from joex.store import keyed
@@ -134,7 +135,9 @@ def checked(
         raise InvalidJob(f"data: expected an object (names and values); got {type(data).__name__}")
     for flag in ("cancel", "resubmit"):
         if not isinstance(opts.get(flag, False), bool):
-            raise InvalidJob(f"{flag}: expected true or false; got {opts[flag]!r}")
+            given = opts[flag]
+            text = shown(given) if isinstance(given, str | int | float | None) else type(given).__name__
+            raise InvalidJob(f"{flag}: expected true or false; got {text}")
     if opts.get("cancel") and not may_cancel:
         raise InvalidJob("cancel: a run can't cancel its own job; finish it, or call cancel()")
     if progress is not None and not (isinstance(progress, int | float) and 0 <= progress <= 100):  # noqa: PLR2004 - a percentage

@@ -17,6 +17,8 @@ _UNITS = {
 }  # fmt: skip
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 _LONGEST = timedelta(days=3650)
+_MOST_CHARACTERS = 200
+"""Of a text: a tenant may send ten million over HTTP."""
 
 
 def parse_duration(value: str | float | timedelta) -> timedelta:
@@ -71,6 +73,8 @@ def _seconds(value: str | float) -> float:
         if value != value or abs(value) > _LONGEST.total_seconds():  # noqa: PLR0124 - not a number is not itself
             raise ValueError(f"expected 0 to 3650 days; got {shown(value)}")
         return float(value)
+    if len(value) > _MOST_CHARACTERS:
+        raise ValueError(f"expected something like '30s', '1m', '1h30m' or '7d'; got {shown(value)}")
     text, at, total = value.strip(), 0, 0.0
     while at < len(text) or not text:
         match = _PART.match(text, at)

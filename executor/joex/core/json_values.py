@@ -8,6 +8,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from itertools import repeat
 from math import isfinite
 from pathlib import PurePath
 from types import NoneType
@@ -32,20 +33,34 @@ _LONGEST = 100
 """The most characters of a name, or of a path, in a message."""
 
 
-def find_fault(value: Any) -> tuple[str, str] | None:
+def find_fault(value: Any, most: int | None = None) -> tuple[str, str] | None:
     """The first part of a value that JSON would change: its path (``.scores[2]``), and what is wrong with it.
 
     None: there is none. Names and scalars come back as they are, tuples as lists, mappings as dicts, objects with
     fields (dataclasses and pydantic models) by the names of their fields, members of an enum as their values, dates,
     times, durations, UUIDs, decimals, paths and addresses as texts.
+
+    Args:
+        value: with all its parts.
+        most: how many parts it looks at; None: all. A million take two seconds.
     """
-    return next(_faults("", value, None), None)
+    try:
+        return next(_faults("", value, None, repeat(None) if most is None else iter(range(most))), None)
+    except _EnoughError:
+        return None
+
+
+class _EnoughError(Exception):
+    pass
 
 
 def shown(value: object) -> str:
     """A value as one line of a message, cut if it is long."""
+    is_long = False
+    if isinstance(value, str) and len(value) > _LONGEST:  # (it may have millions of characters)
+        value, is_long = value[:_LONGEST], True
     text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]}..."
+    return text if len(text) <= _LONGEST and not is_long else f"{text[: _LONGEST - 2]}..."
 
 
 def as_dict(value: Any) -> dict[Any, Any]:
@@ -59,15 +74,17 @@ def as_dict(value: Any) -> dict[Any, Any]:
     raise TypeError(f"got {type(value).__name__}")
 
 
-def _faults(path: str, value: Any, model: Any) -> Iterator[tuple[str, str]]:
+def _faults(path: str, value: Any, model: Any, left: Iterator[object]) -> Iterator[tuple[str, str]]:
     """The faults of a value. A pydantic model writes its values its own way: in it, only lost values are faults."""
+    if next(left, left) is left:
+        raise _EnoughError
     said = _say_fault(value, model)
     if said is not None:
         yield path if len(path) <= 2 * _LONGEST else f"{path[: 2 * _LONGEST]}...", said
     if model is None and _is_model(value):
         model = value
     for step, part in _parts(value):
-        yield from _faults(path + step, part, model)
+        yield from _faults(path + step, part, model, left)
 
 
 def _say_fault(value: Any, model: Any) -> str | None:  # noqa: PLR0911 - one line for each kind

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from json.decoder import WHITESPACE, JSONArray  # type: ignore[attr-defined] # typeshed lacks them
 from json.scanner import py_make_scanner  # type: ignore[attr-defined] # likewise
+from math import isfinite
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
@@ -201,12 +202,13 @@ class _Request(Request):
         if is_large:
             await self._check_size(body)
         try:
-            return await run_in_threadpool(parse, body) if is_large else parse(body)
+            return await run_in_threadpool(parse, body, finite=True) if is_large else parse(body)
         except json.JSONDecodeError:
             raise  # FastAPI tells the place
         except (ValueError, RecursionError) as error:
             detail = (
-                "body: can't be read: it is no text, is nested too deeply, or has a number of more than 4300 digits"
+                "body: can't be read: it is no text, is nested too deeply, or has a number that is not finite, "
+                "or of more than 4300 digits"
             )
             raise HTTPException(400, detail) from error
 
@@ -239,7 +241,7 @@ def least_size(body: bytes) -> int:
     return len(body.translate(None, _NO_TEXT)) - 5 * body.count(b"\\u") - body.count(b"\\/")
 
 
-def parse(body: bytes) -> Any:
+def parse(body: bytes, *, finite: bool = False) -> Any:
     """The value in a body.
 
     In a thread, others go on meanwhile. Python's parser, which is written in C, would stop all threads for more than a
@@ -248,17 +250,25 @@ def parse(body: bytes) -> Any:
     Raises:
         json.JSONDecodeError: the body is not JSON.
         UnicodeDecodeError: nor text.
-        ValueError: a number has too many digits.
+        ValueError: a number has too many digits; or with ``finite``, one is not finite. (To find it among millions of
+            parts, to say which one it is, would take seconds.)
         RecursionError: values are nested too deeply.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
-    decoder: Any = json.JSONDecoder()
+    decoder: Any = json.JSONDecoder(parse_constant=_finite, parse_float=_finite) if finite else json.JSONDecoder()
     if text.startswith("[", WHITESPACE.match(text, 0).end()):
         scan = _element_scanner(decoder)
         decoder.scan_once = lambda text, start: JSONArray((text, start + 1), scan)
     elif len(text) > _LARGEST_IN_C:
         decoder.scan_once = py_make_scanner(decoder)
     return decoder.decode(text)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not isfinite(value):
+        raise ValueError(f"{number} is not finite")
+    return value
 
 
 def _element_scanner(decoder: Any) -> Callable[[str, int], Any]:

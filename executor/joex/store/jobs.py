@@ -110,6 +110,10 @@ _BEGINNINGS = statement("""
 """)
 
 
+_MOST_LOOKED_AT = 100_000
+"""Parts of a value that the encoder has refused, to say which is wrong: a tenant may send millions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """The beginning of a value: of its JSON text, or of a text that is the value. ``length``: of all, in characters."""
@@ -131,7 +135,7 @@ def json_text(field: str, value: Any) -> str:
         if not (type(value) is dict and _is_flat(value)) and from_json(text) != value:
             _refuse_fault(field, value)
     except (PydanticSerializationError, ValueError, TypeError, UnicodeError, RecursionError) as error:
-        _refuse_fault(field, value)
+        _refuse_fault(field, value, _MOST_LOOKED_AT)
         raise InvalidJob(f"{field}: can't be stored as JSON: {error}") from error
     if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
         raise InvalidJob(f"{field}: must not contain a NUL character (PostgreSQL can't store it)")
@@ -161,9 +165,9 @@ def _is_flat(value: dict[Any, Any]) -> bool:
     return True
 
 
-def _refuse_fault(field: str, value: Any) -> None:
+def _refuse_fault(field: str, value: Any, most: int | None = None) -> None:
     with suppress(RecursionError):  # it contains itself
-        if fault := find_fault(value):
+        if fault := find_fault(value, most):
             raise InvalidJob(f"{field}{fault[0]}: can't be stored as JSON: {fault[1]}")
 
 
