@@ -44,9 +44,12 @@ async def test_a_busy_executor_that_is_not_needed_leaves_new_jobs_to_another_one
             flags[await system.executor_of(job)].append(flag)
         for flag in (*flags["pool-0"][1:], *flags["pool-1"][1:]):
             await system.effects.flag(flag)
-        # Two jobs are left, one on each: one executor would do. (Until it is marked, either may take a new one.)
-        spare = "SELECT state = 'spare' FROM joex.executors WHERE app_id LIKE '%/pool-1'"
-        await eventually(lambda: system.db.fetchval(spare), why="the younger one is marked")
+        # Two jobs are left, one on each: one executor would do. (Until the younger one is marked, and as long as the
+        # other one is not asleep, either may take a new one.)
+        marked = "SELECT state = 'spare' FROM joex.executors WHERE app_id LIKE '%/pool-1'"
+        await eventually(lambda: system.db.fetchval(marked), why="the younger one is marked")
+        asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor WHERE app_id LIKE '%/pool-0'"
+        await eventually(lambda: system.db.fetchval(asleep), why="the other one has found nothing more, and sleeps")
         later = await system.submit("hold", flag="later")
         assert await system.executor_of(later) == "pool-0"
         await system.effects.flag(flags["pool-1"][0])
