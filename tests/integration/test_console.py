@@ -43,9 +43,9 @@ from joex.http.tokens import KEPT_FOR
 from joex.store import audit, jobs, stats, tokens
 from joex.store.database import connect
 from joex.store.errors import Locked
-from joex.store.jobs import Beginning
 from joex.store.listing import Filter, list_jobs
 from joex.store.search import Search, count_jobs, search_jobs
+from joex.store.value_beginnings import Beginning, beginnings
 from tests.support.asgi import transport
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, open_the_shop, size_pool, take
@@ -699,7 +699,7 @@ async def test_the_page_of_a_job_reads_no_more_of_its_arguments_and_result_than_
     assert '>{\n  "small": {\n    "a": [],\n    "b": [\n      1\n    ]\n  }\n}<' in page
     assert "\n... and 300," in page
     assert (len(page) < 2 * MOST_SHOWN, values) == (True, [])
-    assert await jobs.beginnings(connection, job_id, 7) == [
+    assert await beginnings(connection, job_id, 7) == [
         Beginning('{"small', 30, is_json=True),
         Beginning("[" * 7, 300_298, is_json=True),
     ]

@@ -21,7 +21,8 @@ from joex.runtime.executor import Executor
 from joex.store import migrate as module
 from joex.store import pools
 from joex.store.database import connect
-from joex.store.migrate import LOCK_OUT, check_schema, migrate, migrations, schema_version
+from joex.store.migrate import check_schema, migrate, migrations, schema_version
+from joex.store.refused_migrations import LOCK_OUT
 from joex_operator.control.database import Database, database_problem
 from tests.support.apps import AnyClient
 from tests.support.commands import started

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from joex.console.views import MOST_SHOWN, shown_value
-from joex.store.jobs import Beginning
+from joex.store.value_beginnings import Beginning
 
 VALUES = [
     {}, [], 7, True, "a text", {"a": [], "b": {}}, [[], [[]], {}], [[[1, -2.5e300]], {"é": None}],

@@ -10,7 +10,7 @@ import typer
 from joex.cli.database import configured_url, database, migrate_database
 from joex.cli.options import DatabaseUrl
 from joex.cli.output import say
-from joex.store.migrate import LOCK_OUT
+from joex.store.refused_migrations import LOCK_OUT
 
 
 def migrate(

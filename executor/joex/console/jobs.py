@@ -29,6 +29,7 @@ from joex.store import jobs, stats
 from joex.store.job_logs import Attempt, attempts, latest_log
 from joex.store.jobs import Job
 from joex.store.search import Search, count_jobs, search_jobs
+from joex.store.value_beginnings import beginnings
 
 routes = APIRouter()
 
@@ -125,7 +126,7 @@ async def show_job(console: TheConsole, caller: TheCaller, request: Request, job
         job = await jobs.get_job(connection, job_id, payloads=sees, values=False)
         if job is None:
             not_found(f"There is no job {job_id}.")
-        values = await jobs.beginnings(connection, job_id, MOST_SHOWN) if sees else []
+        values = await beginnings(connection, job_id, MOST_SHOWN) if sees else []
         found = await jobs.why(connection, job_id)
         runs = await attempts(connection, job_id, most=ATTEMPTS, payloads=sees)
         logs = await latest_log(connection, [job_id] if sees else [], LINES, _LOG_BYTES)

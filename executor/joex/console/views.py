@@ -23,7 +23,7 @@ from joex.core.access import Scope
 from joex.core.duration import span
 from joex.http.caller import Caller
 from joex.http.state import CALLER
-from joex.store.jobs import Beginning
+from joex.store.value_beginnings import Beginning
 
 AWAY = "The database is away"
 MOST_SHOWN = 20_000

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from operator import itemgetter
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -102,25 +101,10 @@ _VALUES = ("args", "result")
 _TEXTS = {name: expression for name, expression in PAYLOADS.items() if name not in _VALUES}
 _SEEN = columns(Job, _VALUES, **_AS_TEXT, **_TEXTS)
 _GET_TEXTS = statement(f"SELECT {_SEEN} FROM joex.jobs WHERE id = $1::uuid")  # noqa: S608 - likewise
-_BEGINNINGS = statement("""
-    SELECT nr, left(text, $2::integer), length(text), is_json FROM joex.jobs CROSS JOIN LATERAL (
-        SELECT nr, value #>> '{}' AS text, jsonb_typeof(value) <> 'string' AS is_json
-        FROM (VALUES (1, args), (2, result)) v(nr, value) OFFSET 0) shown
-    WHERE id = $1::uuid
-""")
 
 
 _MOST_LOOKED_AT = 100_000
 """Parts of a value that the encoder has refused, to say which is wrong: a tenant may send millions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """The beginning of a value: of its JSON text, or of a text that is the value. ``length``: of all, in characters."""
-
-    text: str
-    length: int
-    is_json: bool = False
 
 
 def json_text(field: str, value: Any) -> str:
@@ -329,13 +313,6 @@ async def get_job(connection: Connection, job_id: UUID, *, payloads: bool = True
     with translated():
         row = await connection.fetchrow((_GET if values else _GET_TEXTS) if payloads else _GET_HEAD, job_id)
     return None if row is None else job_of(row)
-
-
-async def beginnings(connection: Connection, job_id: UUID, most: int) -> list[Beginning | None]:
-    """The first ``most`` characters of the arguments of a job, and of its result: None: it has none."""
-    with translated():
-        rows = await connection.fetch(_BEGINNINGS, job_id, most)
-    return [None if row[1] is None else Beginning(*row[1:]) for row in sorted(rows, key=itemgetter(0))]
 
 
 async def lock_ended(connection: Connection, job_id: UUID) -> bool:

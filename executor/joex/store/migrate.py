@@ -20,19 +20,16 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib import resources
 
 import asyncpg
 
 from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
+from joex.store import refused_migrations
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
 OLDEST_SERVER = 16
-LOCK_OUT = "--lock-out-executors"
-"""The flag of ``joex migrate`` that makes a migration though executors that live are too old for it."""
-
 _PATIENCE = 60.0
 _PAUSE = 1.0
 _LOCK = statement("LOCK TABLE joex_private.migration IN SHARE ROW EXCLUSIVE MODE")
@@ -109,7 +106,6 @@ _TOO_OLD = statement("""
     ORDER BY e.app_id
 """)
 _DRAIN = statement("SELECT joex_private.drain($1::text)")
-_MOST_NAMED = 3
 _FIELD = re.compile(r"^-- min_reader: (\d+)$", re.MULTILINE)
 
 
@@ -216,26 +212,13 @@ async def migrate(
             except asyncpg.FeatureNotSupportedError as error:
                 if (found := await connection.fetchrow(_USERS_OF_TYPES)) is None:
                     raise
-                raise ConfigError(
-                    f"the {found['name']} of the role {found['owner']} uses a type of Joex that the migration changes; "
-                    f"nothing was done: drop it, as {found['owner']} or as a superuser, and run 'joex migrate' again"
-                ) from error
+                raise ConfigError(refused_migrations.type_in_use(found["name"], found["owner"])) from error
             except asyncpg.DependentObjectsStillExistError as error:
-                # (Of a view or a function that the migration drops. The first ones: the server names up to a hundred.)
-                lines = (error.detail or str(error)).splitlines()
-                more = f", and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
-                raise ConfigError(
-                    f"the {', '.join(lines[:_MOST_NAMED])}{more}; nothing was done: drop what is not Joex's, "
-                    "as its owner or as a superuser, and run 'joex migrate' again"
-                ) from error
+                raise ConfigError(refused_migrations.has_dependents(error.detail or str(error))) from error
             is_long = not all(row["is_client"] for row in rows)
-            line = ", ".join(f"{row['what']}{_since(row['since'])})" for row in rows)
+            line = refused_migrations.named([(row["what"], row["since"]) for row in rows])
             if time.monotonic() >= until:
-                raise DatabaseUnavailable(
-                    "the schema can't be changed while other transactions use it: "
-                    f"{line or 'a transaction that makes it, or has ended'}; nothing was done: "
-                    "end them (pg_terminate_backend), or try again later"
-                )
+                raise DatabaseUnavailable(refused_migrations.schema_in_use(line))
             if line not in ("", told):  # (two commands that begin on an empty database are nothing to tell)
                 told = line
                 tell(f"waiting for other transactions that use the schema: {line}")
@@ -326,14 +309,8 @@ async def _spare_or_drain(connection: Connection, last: Migration, *, lock_out: 
     too_old = await connection.fetch(_TOO_OLD, last.min_reader)
     app_ids = list(dict.fromkeys(row["app_id"] for row in too_old))
     if app_ids and not lock_out:
-        more = f" and {len(app_ids) - _MOST_NAMED} more" if len(app_ids) > _MOST_NAMED else ""
-        raise SchemaError(
-            f"the migration to version {last.number} would lock out living executors, which don't know "
-            f"version {last.min_reader} of the schema: {', '.join(app_ids[:_MOST_NAMED])}{more}; nothing was done: "
-            "replace them with executors of the release before this one, or let them drain with "
-            f"'joex migrate {LOCK_OUT}'",
-            reason="MigrationLocksOut",
-        )
+        said = refused_migrations.locks_out(last.number, last.min_reader, app_ids)
+        raise SchemaError(said, reason="MigrationLocksOut")
     # (Beside one that drains already, a newer one may take jobs under its app-id.)
     for app_id in [row["app_id"] for row in too_old if not row["draining"]]:
         await connection.execute(_DRAIN, app_id)
@@ -355,16 +332,8 @@ async def _refuse_planted(connection: Connection) -> None:
     """A migration would execute what another role may have put into the schemas, such as a trigger."""
     found = await connection.fetchrow(_PLANTED)
     if found is not None:
-        rights = "your rights of a superuser" if found["is_superuser"] else "your rights"
-        raise ConfigError(
-            f"the {found['name']} belongs to the role {found['owner']}, which could run code with {rights}: "
-            f"connect as {found['owner']}, or drop it if you don't know it"
-        )
-
-
-def _since(began: datetime | None) -> str:
-    """Since when a session is in its transaction, if this role may know."""
-    return "" if began is None else f" since {began.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+        said = refused_migrations.planted(found["name"], found["owner"], is_superuser=found["is_superuser"])
+        raise ConfigError(said)
 
 
 def _digest(text: str) -> str:
