@@ -134,30 +134,30 @@ async def register_periodic_tasks(connection: Connection, app: App, settings: Se
     They have another owner, or another transaction holds their rows. (No start waits for that: a role that may operate
     in their group can leave its transaction open. The next start sets the row.)
     """
-    own, apps = system_periodic_tasks(settings), app.periodic_tasks
-    if await _are_registered(connection, app.owner, own, apps):  # so that most starts wait for no other transaction
-        return []
+    system_tasks, app_tasks = system_periodic_tasks(settings), app.periodic_tasks
+    if await _are_registered(connection, app.owner, system_tasks, app_tasks):
+        return []  # so that most starts wait for no other transaction
     # Executors that start at the same time wait for each other at the first row, which is the system's.
     async with connection.transaction():
-        answers = [(task.id, await periodic.put(connection, task, SYSTEM_OWNER)) for task in own]
-        answers += [(task.id, await periodic.put(connection, task, app.owner, waits=False)) for task in apps]
-        await periodic.keep(connection, app.owner, [_key(task) for task in apps])
+        answers = [(task.id, await periodic.put(connection, task, SYSTEM_OWNER)) for task in system_tasks]
+        answers += [(task.id, await periodic.put(connection, task, app.owner, waits=False)) for task in app_tasks]
+        await periodic.keep(connection, app.owner, [_key(task) for task in app_tasks])
     return [task_id for task_id, answer in answers if answer in {"not_yours", "locked"}]
 
 
 async def _are_registered(
-    connection: Connection, owner: str, own: Sequence[NewPeriodicTask], apps: Sequence[NewPeriodicTask]
+    connection: Connection, owner: str, system_tasks: Sequence[NewPeriodicTask], app_tasks: Sequence[NewPeriodicTask]
 ) -> bool:
     """Whether the rows are as wanted, so that `put` and `keep` would change none; in doubt not: these find out.
 
     It reads no rows of other owners: a tenant may have thousands with one id of the app, each in another queue.
     """
-    theirs = await periodic.list_tasks(connection, owners=[owner], most=len(apps) + 1)
-    rows = {row.name: row for row in theirs}
-    if rows.keys() != {_key(task) for task in apps}:
+    app_rows = await periodic.list_tasks(connection, owners=[owner], most=len(app_tasks) + 1)
+    rows = {row.name: row for row in app_rows}
+    if rows.keys() != {_key(task) for task in app_tasks}:
         return False
     rows |= {row.name: row for row in await periodic.list_tasks(connection, owners=[SYSTEM_OWNER])}
-    return all(_key(task) in rows and _is_stored(rows[_key(task)], task) for task in [*own, *apps])
+    return all(_key(task) in rows and _is_stored(rows[_key(task)], task) for task in [*system_tasks, *app_tasks])
 
 
 def _key(task: NewPeriodicTask) -> TaskKey:
