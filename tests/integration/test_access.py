@@ -465,6 +465,23 @@ async def test_a_bound_role_that_has_made_its_queue_and_not_committed_keeps_nobo
         assert [row["name"] for row in await pauser.fetch(made)] == ["another", "default", "theirs"]
 
 
+async def test_an_executor_takes_from_a_queue_that_a_bound_role_was_making_when_the_executors_role_was_granted(
+    roles_of, bench
+):
+    """The grant does not see the queue's sequences, and the queue's transaction does not see the grant."""
+    bound = await roles_of("operate", queues=["mine"])
+    executor = await bench.executor()
+    async with bound.transaction():
+        await bound.execute("SELECT joex.set_queue('mine', true)")
+        await bound.execute("SELECT joex.set_queue('mine', false)")
+        session = await roles_of("executor")
+        await session.execute("SELECT joex_private.serve_queue('mine')")
+    for queue in ("mine", "default", "mine"):
+        await bench.submit(queue=queue)
+    taken = await runs.take(session, executor, ["mine", "default"], 4, FOUR_ONE)
+    assert [job.queue for job in taken] == ["mine", "mine", "default"]
+
+
 async def test_a_bound_worker_breaks_no_list_of_jobs_by_a_retry_before_the_first_year(roles_of, connection, bench):
     """Most languages have no such dates. The retry is due at once."""
     worker = await roles_of("work", queues=["mine"])

@@ -23,8 +23,8 @@ CREATE OR REPLACE FUNCTION joex_private.functions_of_scopes() RETURNS TABLE (sco
                          joex.put_periodic_task, joex.remove_periodic_task, joex.enable_periodic_task, joex.run_periodic_task,
                          joex_private.drain, joex_private.find, joex_private.resubmit, joex_private.set_timeout,
                          joex_private.wake_all}'),
-           -- (Executors may note acts, and forget old ones, and write the table in no other way.)
-           ('executor', '{joex_private.note_act, joex_private.forget_acts}'),
+           -- (Executors may note acts, and forget old ones, and write the table in no other way. They grant what takes need, and no more.)
+           ('executor', '{joex_private.note_act, joex_private.forget_acts, joex_private.grant_queue}'),
            ('owner', '{joex.set_largest, joex_private.set_scopes, joex_private.secure}') $$;
 
 -- The columns of views and tables that a role sees only with the scope payloads. (Who has a lock id, and may work, can end that run. The

@@ -167,6 +167,24 @@ EXCEPTION WHEN lock_not_available OR unique_violation THEN    -- (the row may be
     RETURN NULL;
 END $$;
 
+-- Grant the sequences of a queue to the roles that may take jobs and lack the right. (A grant that commits while the transaction that makes
+-- the queue is open does not see them, and make_ring_cursor does not see the grant. Neither may wait for the other: that transaction may be a
+-- tenant's, and stay open.)
+CREATE OR REPLACE FUNCTION joex_private.grant_queue(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_grant record;
+BEGIN
+    -- (As set_scopes does. The server raises an error where two transactions grant the same sequence at a time.)
+    LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE;
+    FOR v_grant IN
+        SELECT q.cursor, q.drawn, a.grantee::regrole AS taker
+        FROM joex_private.queue q, pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+        WHERE q.name = p_queue AND c.oid = 'joex_private.job'::regclass AND a.privilege_type = 'UPDATE'
+              AND NOT has_sequence_privilege(a.grantee, q.drawn, 'UPDATE') LOOP
+        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE %s, %s TO %s', v_grant.cursor, v_grant.drawn, v_grant.taker);
+    END LOOP;
+END $$;
+
 -- Exclude, and wait for, other transactions that register or retire this app-id, until this one ends. False: it is retired. (The row is
 -- gone as soon as it is there, but a transaction that inserts an equal one waits for the end of this transaction all the same.)
 CREATE OR REPLACE FUNCTION joex_private.lock_app_id(p_app_id text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
