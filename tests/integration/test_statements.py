@@ -211,6 +211,7 @@ CALLS = {
     "runs_alone": f"joex_private.runs_alone({NO_JOB})",
     "sees_the_latest": "joex_private.sees_the_latest()",
     "serve_queue": "joex_private.serve_queue('another')",
+    "in_seconds": "joex_private.in_seconds('1 month')",
     "grant_queue": "joex_private.grant_queue('default')",
     "set_args": f"joex.set_args({NO_JOB}, '{{}}')",
     "set_queue": "joex.set_queue('default', false)",

@@ -30,7 +30,7 @@ CREATE OR REPLACE FUNCTION joex_private.forget_acts(p_age interval) RETURNS bigi
 DECLARE
     v_acts bigint;
 BEGIN
-    p_age := make_interval(secs => extract(epoch FROM p_age));
+    p_age := joex_private.in_seconds(p_age);
     DELETE FROM joex_private.act a WHERE a.at < clock_timestamp() - greatest(p_age, interval '30 days');
     GET DIAGNOSTICS v_acts = ROW_COUNT;
     RETURN v_acts;

@@ -354,6 +354,7 @@ CREATE OR REPLACE FUNCTION joex.finish(
 DECLARE
     v_cancel boolean;
 BEGIN
+    delay := joex_private.in_seconds(delay);
     IF joex_private.is_large(result) THEN
         PERFORM joex_private.check_size('result', result);
     END IF;

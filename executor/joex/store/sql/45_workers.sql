@@ -70,7 +70,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.watch_for_workers(p_name text, p_queue text, p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    p_for := make_interval(secs => extract(epoch FROM p_for));
+    p_for := joex_private.in_seconds(p_for);
     PERFORM joex_private.forget_watches(p_name);
     IF p_for <= interval '0' THEN
         DELETE FROM joex_private.watch w
@@ -90,7 +90,7 @@ CREATE OR REPLACE FUNCTION joex_private.set_timeout(p_task text, p_timeout inter
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL);
-    p_timeout := make_interval(secs => extract(epoch FROM p_timeout));
+    p_timeout := joex_private.in_seconds(p_timeout);
     IF p_timeout IS NULL THEN
         DELETE FROM joex_private.task_timeout t WHERE t.task = p_task;
     ELSE

@@ -224,7 +224,7 @@ DECLARE
     v_min_reader integer;
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.register');
-    p_lease := make_interval(secs => extract(epoch FROM p_lease));
+    p_lease := joex_private.in_seconds(p_lease);
     -- A migration that takes something away has locked the table, or sees this executor.
     LOCK TABLE joex_private.executor IN ROW EXCLUSIVE MODE;
     v_min_reader := (SELECT max(m.min_reader) FROM joex_private.migration m);

@@ -241,7 +241,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.watch(p_name text, p_queues text[], p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    p_for := make_interval(secs => extract(epoch FROM p_for));
+    p_for := joex_private.in_seconds(p_for);
     PERFORM joex_private.forget_watches(p_name);
     INSERT INTO joex_private.watch AS w (queue, name, until)
     SELECT q.name, p_name, clock_timestamp() + p_for FROM unnest(p_queues) q(name) ORDER BY q.name

@@ -16,7 +16,7 @@ DECLARE
     v_oldest tid[];
 BEGIN
     PERFORM joex_private.check_name('name', name);
-    lasts := make_interval(secs => extract(epoch FROM lasts));
+    lasts := joex_private.in_seconds(lasts);
     IF lasts IS NULL OR lasts <= interval '0' THEN
         RAISE EXCEPTION 'lasts: expected more than zero; got %: to end a subscription, call joex.unsubscribe', lasts USING ERRCODE = '22023';
     END IF;

@@ -55,7 +55,7 @@ CREATE OR REPLACE FUNCTION joex_private.store_periodic_task(
 #variable_conflict use_variable
 BEGIN
     PERFORM joex_private.must_be_allowed('{operate}', queue, grp);
-    starting_deadline := make_interval(secs => extract(epoch FROM starting_deadline));
+    starting_deadline := joex_private.in_seconds(starting_deadline);
     IF joex_private.is_large(args) THEN
         PERFORM joex_private.check_size('args', args);
     END IF;
