@@ -635,7 +635,10 @@ async def test_a_bound_role_makes_no_periodic_tasks_of_apps_and_pools(roles_of, 
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match=rf"^owner: .*, so it is no app .* got {owner}\n"):
             await bound.execute(call, owner)
     assert await bound.fetchval("SELECT joex.enable_periodic_task('p', any_owner => true)") == "set"
-    assert await unbound.fetchval(calls[2], owner) == "removed"
+    disable = "SELECT joex.enable_periodic_task('p', false, $1, any_owner => true)"
+    assert await bound.fetchval(disable, owner) == "set", "as the error says"
+    assert await bound.fetchval("SELECT joex.remove_periodic_task('p', $1, any_owner => true)", owner) == "removed"
+    assert [await unbound.fetchval(calls[nr], owner) for nr in (0, 2)] == ["set", "removed"]
     assert await bound.fetchval(put, "my own") == "set"
 
 

@@ -143,7 +143,9 @@ CREATE OR REPLACE FUNCTION joex.remove_periodic_task(
 DECLARE
     v_task joex_private.periodic_task;
 BEGIN
-    PERFORM joex_private.check_owner(owner);
+    IF NOT any_owner THEN
+        PERFORM joex_private.check_owner(owner);
+    END IF;
     v_task := joex_private.named_periodic_task(id, queue, grp);
     IF v_task.id IS NULL THEN
         RETURN 'not_found';
@@ -168,7 +170,9 @@ CREATE OR REPLACE FUNCTION joex.enable_periodic_task(
 DECLARE
     v_task joex_private.periodic_task;
 BEGIN
-    PERFORM joex_private.check_owner(owner);
+    IF NOT any_owner THEN
+        PERFORM joex_private.check_owner(owner);
+    END IF;
     v_task := joex_private.named_periodic_task(id, queue, grp);
     IF v_task.id IS NULL THEN
         RETURN 'not_found';
