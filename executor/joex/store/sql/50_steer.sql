@@ -178,7 +178,8 @@ BEGIN
 END $$;
 
 -- Run failed jobs again, as joex.retry does, the oldest first. Null selects all queues, groups or tasks. Skips a job while an unfinished
--- job of its group has its tracker, and one that another transaction has locked. Returns the number of jobs.
+-- job of its group has its tracker (so of several failed ones with a tracker the oldest runs), and one that another transaction has locked.
+-- Returns the number of jobs.
 CREATE OR REPLACE FUNCTION joex.retry_failed(
     queue text DEFAULT NULL,
     grp text DEFAULT NULL,
@@ -186,45 +187,43 @@ CREATE OR REPLACE FUNCTION joex.retry_failed(
     most integer DEFAULT 10000      -- jobs in this call
 ) RETURNS bigint LANGUAGE plpgsql VOLATILE
 -- (Like SKIP LOCKED for an open transaction that has submitted or retried a job with the same tracker: a tenant may keep it open.)
-SET lock_timeout = '20ms' SET enable_seqscan = off AS $$
+SET lock_timeout = '20ms' SET enable_seqscan = off SET enable_sort = off AS $$
 #variable_conflict use_variable
 DECLARE
-    v_id uuid;
+    v_job record;
+    v_tried integer := 0;
     v_all bigint := 0;
 BEGIN
     PERFORM joex_private.check_most(most);
-    -- (Finished keyed jobs have an index of their own. Jobs whose tracker another job has must not fill the limit: they stay the oldest.)
-    FOR v_id IN WITH bounds AS MATERIALIZED (      -- read once, and not for each failed job
+    -- (Finished keyed jobs have an index of their own. Jobs whose tracker another job has, or that others have locked, must not fill the
+    -- limit: they stay the oldest.)
+    FOR v_job IN WITH bounds AS MATERIALIZED (      -- read once, and not for each failed job
                     SELECT b.groups, b.queues FROM joex_private.bounds('{operate}') b
                     WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1)
                     UNION ALL SELECT NULL, NULL WHERE pg_sequence_last_value('joex_private.roles_bound') = 1)
-                SELECT f.id FROM (
-                    SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
-                     WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.state = 'failed'
-                           AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
-                           AND (task IS NULL OR j.task = task) AND EXISTS (
-                               SELECT FROM bounds b
-                               WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues))
-                               OFFSET 0)
-                           AND (j.tracker IS NULL OR NOT EXISTS (
-                               SELECT FROM joex_private.job u
-                               WHERE u.grp = j.grp AND u.tracker = j.tracker AND u.finished_at IS NULL OFFSET 0))
-                     ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) x
-                    UNION ALL
-                    SELECT * FROM (SELECT j.id, j.finished_at FROM joex_private.job j
-                     WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL AND j.state = 'failed'
-                           AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
-                           AND (task IS NULL OR j.task = task) AND EXISTS (
-                               SELECT FROM bounds b
-                               WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues))
-                               OFFSET 0)
-                           AND (j.tracker IS NULL OR NOT EXISTS (
-                               SELECT FROM joex_private.job u
-                               WHERE u.grp = j.grp AND u.tracker = j.tracker AND u.finished_at IS NULL OFFSET 0))
-                     ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) y) f
-                ORDER BY f.finished_at LIMIT most LOOP
+                 SELECT j.id, j.grp, j.tracker FROM (
+                     SELECT f.* FROM joex_private.job f WHERE f.finished_at IS NOT NULL AND f.key IS NULL
+                     UNION ALL
+                     SELECT k.* FROM joex_private.job k WHERE k.finished_at IS NOT NULL AND k.key IS NOT NULL) j
+                 WHERE j.state = 'failed' AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
+                       AND (task IS NULL OR j.task = task) AND EXISTS (
+                           SELECT FROM bounds b
+                           WHERE (b.groups IS NULL OR j.grp = ANY (b.groups)) AND (b.queues IS NULL OR j.queue = ANY (b.queues))
+                           OFFSET 0)
+                       AND (j.tracker IS NULL OR NOT EXISTS (
+                           SELECT FROM joex_private.job u
+                           WHERE u.grp = j.grp AND u.tracker = j.tracker AND u.finished_at IS NULL OFFSET 0))
+                 ORDER BY j.finished_at LOOP
+        EXIT WHEN v_tried = most;
+        -- (Of several with one tracker, this call has retried the oldest.)
+        CONTINUE WHEN v_job.tracker IS NOT NULL AND EXISTS (
+            SELECT FROM joex_private.job u WHERE u.grp = v_job.grp AND u.tracker = v_job.tracker AND u.finished_at IS NULL);
         BEGIN
-            v_all := v_all + joex_private.retry_now(v_id)::integer;
+            PERFORM FROM joex_private.job j WHERE j.id = v_job.id AND j.state = 'failed' FOR UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                v_tried := v_tried + 1;
+                v_all := v_all + joex_private.retry_now(v_job.id)::integer;
+            END IF;
         EXCEPTION
             WHEN unique_violation THEN
                 CONTINUE;
