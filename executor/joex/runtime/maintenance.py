@@ -98,7 +98,8 @@ async def clean(connection: Connection) -> None:
     await _delete_finished(connection, ["success", "cancelled"], keep)
     await _delete_finished(connection, ["failed"], keep_failed)
     await executors.forget_ended(connection, max(keep, keep_failed))
-    await audit.forget(connection, _KEEP_ACTS)
+    while await audit.forget(connection, _KEEP_ACTS, _BATCH):
+        pass
     await pools.forget_steps(connection)
     await runs.forget_turns(connection)
     await _forget_lines(connection)

@@ -20,7 +20,7 @@ _ACTS = statement("""
 _BEGIN = statement("SELECT set_config('joex.caller', $1::text, true), set_config('lock_timeout', $2::text, true)")
 _SET_CALLER = statement("SELECT set_config('joex.caller', $1::text, true)")
 _NOTE = statement("SELECT joex_private.note_act($1::text, $2::text, p_detail => $3::text::jsonb)")
-_FORGET = statement("SELECT joex_private.forget_acts($1::interval)")
+_FORGET = statement("SELECT joex_private.forget_acts($1::interval, $2::integer)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ async def note(connection: Connection, act: str, subject: str, detail: dict[str,
         await connection.execute(_NOTE, act, subject, None if detail is None else to_json(detail).decode())
 
 
-async def forget(connection: Connection, age: timedelta) -> None:
-    """Delete the acts that are older than that."""
+async def forget(connection: Connection, age: timedelta, most: int) -> int:
+    """Delete a batch of the acts that are older than that; returns how many."""
     with translated():
-        await connection.execute(_FORGET, age)
+        return int(await connection.fetchval(_FORGET, age, most))

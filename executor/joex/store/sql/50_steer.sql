@@ -321,11 +321,12 @@ END $$;
 
 -- Delete log lines whose jobs are gone. (A line that a run writes while another transaction deletes its job stays: neither waits for the
 -- other, because that would cost each line a lock.) Reads the next p_jobs jobs after p_after that have lines; returns the last of them;
--- null: there are no more.
-CREATE OR REPLACE FUNCTION joex_private.forget_lines(p_after uuid, p_jobs integer DEFAULT 10000) RETURNS uuid
+-- null: there are no more. Where they have more than p_lines such lines, it deletes so many, and returns p_after: call it once more.
+CREATE OR REPLACE FUNCTION joex_private.forget_lines(p_after uuid, p_jobs integer DEFAULT 10000, p_lines integer DEFAULT 100000) RETURNS uuid
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids uuid[];
+    v_lines integer;
 BEGIN
     v_ids := ARRAY(
         WITH RECURSIVE logged AS (      -- one probe of the index for each job, however many lines it has
@@ -335,7 +336,10 @@ BEGIN
                 SELECT l.job_id FROM joex_private.job_log l WHERE l.job_id > p.job_id ORDER BY l.job_id LIMIT 1) n
         ) SELECT g.job_id FROM logged g LIMIT p_jobs);
     -- A job exists before its lines. So this snapshot, younger than the one above, shows the job unless it is gone.
-    DELETE FROM joex_private.job_log l WHERE l.job_id = ANY (ARRAY(
-        SELECT i.id FROM unnest(v_ids) i(id) WHERE NOT EXISTS (SELECT FROM joex_private.job j WHERE j.id = i.id OFFSET 0)));
-    RETURN v_ids[p_jobs];
+    DELETE FROM joex_private.job_log d WHERE d.ctid = ANY (ARRAY(
+        SELECT l.ctid FROM joex_private.job_log l WHERE l.job_id = ANY (ARRAY(
+            SELECT i.id FROM unnest(v_ids) i(id) WHERE NOT EXISTS (SELECT FROM joex_private.job j WHERE j.id = i.id OFFSET 0)))
+        LIMIT p_lines));
+    GET DIAGNOSTICS v_lines = ROW_COUNT;
+    RETURN CASE WHEN v_lines = p_lines THEN p_after ELSE v_ids[p_jobs] END;
 END $$;
