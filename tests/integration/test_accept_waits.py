@@ -10,7 +10,7 @@ import joex
 from joex.errors import JoexError
 from joex.notifications import accept_waiters
 from joex.notifications.accept_waiters import _RENEW_EVERY
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -53,30 +53,43 @@ async def test_an_added_job_wakes_who_waits(client, watched):
     assert (await worker).id == "x"
 
 
-async def test_a_worker_holds_its_turn_while_it_looks_for_a_job_but_not_while_it_waits_for_one(client, watched):
-    class Turn:
-        """A turn that comes when ``comes`` is set; ``wanted``: the workers that have it or wait for it."""
+def waiting_in_turn(client, turn):
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    waits = client.keyed._accept_in_turn("mail", worker="w", turn=turn, deadline=deadline, waits=True)
+    return asyncio.create_task(waits)
 
-        comes, wanted = asyncio.Event(), 0
 
-        async def __aenter__(self) -> None:
-            self.wanted += 1
-            await self.comes.wait()
-
-        async def __aexit__(self, *_: object) -> None:
-            self.wanted -= 1
-
-    turn = Turn()
-    turn.comes.set()
-    worker = asyncio.create_task(client.keyed.accept("mail", wait="1m", turn=turn))
-    await watched()
-    await eventually(lambda: not turn.wanted, why="it waits for a job")
-    turn.comes.clear()
+async def test_a_worker_holds_its_turn_while_it_looks_for_a_job_but_not_while_it_waits_for_one(client, asleep):
+    turn = asyncio.Semaphore(1)
+    worker = waiting_in_turn(client, turn)
+    await asleep()
+    await turn.acquire()
     job_id = await client.submit("mail.send", queue="mail")
-    await eventually(lambda: turn.wanted, why="it waits for its turn")
+    await eventually(lambda: turn._waiters, why="it waits for its turn")
     assert (await client.get(job_id)).state == "waiting"
-    turn.comes.set()
+    turn.release()
     assert (await worker).id == job_id
+
+
+async def test_workers_that_wait_for_their_turn_keep_no_job_from_another_that_has_none_to_wait_for(client, asleep):
+    turn = asyncio.Semaphore(1)
+    workers = [waiting_in_turn(client, turn) for _ in range(5)]
+    await asleep()
+    other = waiting(client)
+    await eventually(lambda: len(client.connections.accept_waiters.waiting["mail"][None]) == 6, why="all wait")
+    await turn.acquire()
+    job_id = await client.submit("mail.send", queue="mail")
+    assert (await asyncio.wait_for(other, _RENEW_EVERY / 2)).id == job_id
+    turn.release()
+    others = [(await client.submit("mail.send", queue="mail")) for _ in workers]
+    assert {(await worker).id for worker in workers} == set(others)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_worker_waits_for_its_turn_no_longer_than_until_its_deadline(client, waits):
+    now = asyncio.get_running_loop().time()
+    accepting = client.keyed._accept_in_turn("mail", worker="w", turn=asyncio.Semaphore(0), deadline=now, waits=waits)
+    assert await asyncio.wait_for(accepting, PATIENCE) is None
 
 
 async def test_without_a_wait_there_is_nothing_at_once(client):

@@ -18,6 +18,7 @@ from joex.http import worker_models
 from joex.http.api import create_api
 from joex.http.listening import listen
 from joex.http.server import serve
+from joex.store import worker_runs
 from tests.support.asgi import transport
 from tests.support.cases import case
 from tests.support.waiting import eventually
@@ -281,6 +282,21 @@ async def waits(client: Client) -> None:
     """Wait until a caller waits for a job."""
     async with client.acquire() as connection:
         await eventually(lambda: connection.fetchval("SELECT count(*) > 0 FROM joex_private.watch WHERE for_workers"))
+
+
+async def test_a_call_that_waits_for_a_job_looks_once_before_it_waits(call, client, monkeypatch):
+    waiting, looks, take = client.connections.accept_waiters.waiting, list[bool](), worker_runs.accept
+
+    async def note(*given: Any) -> Any:
+        looks.append(bool(waiting))
+        return await take(*given)
+
+    monkeypatch.setattr(worker_runs, "accept", note)
+    accepting = asyncio.create_task(call.accept(wait="60s"))
+    await eventually(lambda: True in looks, why="it looks again when it is in line")
+    await call.add(1)
+    assert (await accepting)["id"] == 1
+    assert looks.count(False) == 1
 
 
 async def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(call, client):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -83,7 +83,6 @@ class Worker:
         wait: timedelta | float | str = 0,
         worker: str = "worker",
         connection: AnyConnection | None = None,
-        turn: AbstractAsyncContextManager[Any] | None = None,
     ) -> KeyedJob | None:
         """Take the next job of a type, to run it yourself; None if there is none.
 
@@ -97,28 +96,47 @@ class Worker:
                 the wait goes on.
             worker: the name of the worker; Joex only shows it.
             connection: take the job in this connection's transaction: if that rolls back, the job was not taken.
-            turn: held while the call looks for a job, but not while it waits for one: an `asyncio.Semaphore`, say.
         """
-        queue = name_of("type", job_type)
-        with invalid():
-            check_name("worker", worker)
-        limit = None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
+        wanted = _wanted(job_type, max_priority, worker)
         with invalid("wait"):
             patience = parse_duration(wait).total_seconds()
         if patience and connection is not None:
             raise InvalidJob(
                 "wait: expected none with a connection: an open transaction receives no notifications; got both"
             )
-        turn = turn or nullcontext()
         if not patience:
-            async with turn:
-                return await self._accept(queue, worker, limit, connection, patiently=True)
+            return await self._accept(*wanted, connection, patiently=True)
         deadline = asyncio.get_running_loop().time() + patience
         with suppress(DatabaseUnavailable):
-            async with turn:
-                if found := await self._accept(queue, worker, limit):
-                    return found
-        return await self._accept_later(queue, worker, limit, deadline, turn)
+            if found := await self._accept(*wanted):
+                return found
+        return await self._accept_later(*wanted, deadline)
+
+    async def _accept_in_turn(
+        self,
+        job_type: Any,
+        max_priority: Any = NO_LIMIT,
+        *,
+        worker: str,
+        turn: asyncio.Semaphore | None,
+        deadline: float | None = None,
+        waits: bool = False,
+    ) -> KeyedJob | None:
+        """As `accept`, for a caller over HTTP: it looks once, or waits for a job.
+
+        Args:
+            job_type: likewise.
+            max_priority: likewise.
+            worker: likewise.
+            turn: held while the call looks for a job, but not while it waits for one.
+            deadline: the time of the loop's clock at which the wait, also for the turn, ends; None: it has no end.
+            waits: whether to wait for a job until the deadline.
+        """
+        wanted = _wanted(job_type, max_priority, worker)
+        if waits and deadline is not None:
+            return await self._accept_later(*wanted, deadline, turn)
+        async with _held(turn, deadline) as is_held:
+            return await self._accept(*wanted, patiently=True) if is_held else None
 
     async def _accept(
         self,
@@ -149,18 +167,27 @@ class Worker:
             raise
 
     async def _accept_later(
-        self, queue: str, worker: str, limit: bytes | None, deadline: float, turn: AbstractAsyncContextManager[Any]
+        self,
+        queue: str,
+        worker: str,
+        limit: bytes | None,
+        deadline: float,
+        turn: asyncio.Semaphore | None = None,
     ) -> KeyedJob | None:
-        async with self._connections.accept_waiters.wait(queue, limit) as waiter:
-            while True:
-                poll_at = deadline
-                try:
-                    async with turn:
+        waiters = self._connections.accept_waiters
+        while True:
+            poll_at = deadline
+            async with AsyncExitStack() as line:  # in it are no workers that wait for their turn
+                async with _held(turn, deadline) as is_held:
+                    if not is_held:
+                        return None
+                    waiter = await line.enter_async_context(waiters.wait(queue, limit))
+                    try:
                         found = await self._accept(queue, worker, limit)
-                except DatabaseUnavailable:
-                    found, poll_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
+                    except DatabaseUnavailable:
+                        found, poll_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
                 if found is not None:
-                    self._connections.accept_waiters.wake(queue)  # the next worker in line looks for more
+                    waiters.wake(queue)  # the next worker in line looks for more
                     return found
                 try:
                     async with asyncio.timeout_at(poll_at):
@@ -168,6 +195,8 @@ class Worker:
                 except TimeoutError:
                     if poll_at == deadline:
                         return None
+            if turn is not None and turn.locked():
+                waiters.wake(queue)  # another worker may look earlier
 
     async def update(
         self,
@@ -304,6 +333,32 @@ class Worker:
         name, key = name_of("type", job_type), pack("id", job_id)
         async with self._connections.using(connection) as used:
             yield used, await worker_runs.find(used, name, key, lock_id)
+
+
+def _wanted(job_type: Any, max_priority: Any, worker: str) -> tuple[str, str, bytes | None]:
+    """The queue, the worker and the packed limit of a call of `accept`."""
+    queue = name_of("type", job_type)
+    with invalid():
+        check_name("worker", worker)
+    return queue, worker, None if max_priority is NO_LIMIT else pack("max_priority", max_priority)
+
+
+@asynccontextmanager
+async def _held(turn: asyncio.Semaphore | None, deadline: float | None) -> AsyncIterator[bool]:
+    """Held during a turn; False: it did not come before the deadline."""
+    if turn is None:
+        yield True
+        return
+    try:
+        async with asyncio.timeout_at(deadline):
+            await turn.acquire()
+    except TimeoutError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        turn.release()
 
 
 def _outcome(error: str | None, *, retry: bool) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -85,12 +86,15 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     turns: Turns = request.app.state.accepting
     turn = turns.of(caller.name, MOST_ACCEPTING) if caller.bounds.are_set else None
-    take = partial(jobs.accept, body.type, worker=body.worker, turn=turn, **limit)
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + body.wait.total_seconds() if body.wait else None
+    accept = jobs._accept_in_turn  # noqa: SLF001 - it is for no other callers
+    take = partial(accept, body.type, worker=body.worker, turn=turn, deadline=deadline, **limit)
     job = await unless_disconnected(request, take())  # and fail at once if the database is away
-    if job is None and body.wait:
+    if job is None and deadline is not None and clock() < deadline:
         calls: Calls = request.app.state.calls
         with calls.waiting(caller.name) as must_end:
-            job = await unless_disconnected(request, take(wait=body.wait), must_end)
+            job = await unless_disconnected(request, take(waits=True), must_end)
     if job is not None:
         try:
             await refuse_if_revoked(request)  # the call may have waited
