@@ -10,8 +10,8 @@ from fastapi import HTTPException, Request
 from joex.core.access import Scope
 from joex.http.caller import Caller
 from joex.http.state import ASK_AGAIN, CALLER
-from joex.http.turns import line_of_reports
-from tests.support.waiting import eventually
+from joex.http.turns import Turns, held, line_of_reports
+from tests.support.waiting import PATIENCE, eventually
 
 
 def request_of(name: str, **state: Any) -> Request:
@@ -44,3 +44,22 @@ async def test_a_report_is_not_read_if_its_token_was_revoked_while_it_waited():
     with pytest.raises(HTTPException, match="the token has expired, or was revoked"):
         async with line_of_reports().turn(request_of("acme", **{ASK_AGAIN: find_no_more})):
             pytest.fail("it is read")
+
+
+async def test_a_call_that_waits_to_begin_when_the_server_stops_is_refused():
+    turns, closing = Turns(), asyncio.Event()
+    begin = turns.beginning("acme", closing).__aenter__
+    async with turns.of("acme", 1):
+        waiting = asyncio.create_task(begin())
+        await eventually(lambda: turns.of("acme", 1)._waiters, why="it waits")
+        closing.set()
+        with pytest.raises(HTTPException, match="this server stops: try again"):
+            await asyncio.wait_for(waiting, PATIENCE)
+
+
+async def test_a_call_whose_turn_is_free_goes_on_although_the_server_stops():
+    turn, closing = asyncio.Semaphore(1), asyncio.Event()
+    closing.set()
+    async with held(turn, closing):
+        assert turn.locked()
+    assert not turn.locked()

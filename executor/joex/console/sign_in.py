@@ -188,9 +188,9 @@ class SignIn:
     async def _wait(self, request: Request, caller: Caller, turn: AsyncExitStack) -> Response | None:
         """Wait for the turn of a call; the answer, if it is not served then."""
         try:
-            at_work = self._turns.of(caller.name, MOST_AT_WORK)
-            await turn.enter_async_context(held(at_work, request.app.state.closing))
-            async with self._to_begin.beginning(caller.name):
+            at_work, closing = self._turns.of(caller.name, MOST_AT_WORK), request.app.state.closing
+            await turn.enter_async_context(held(at_work, closing))
+            async with self._to_begin.beginning(caller.name, closing):
                 await refuse_if_gone(request)
                 return await self._refusal(request.scope)  # its token may have been revoked meanwhile
         except HTTPException as error:

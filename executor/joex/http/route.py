@@ -83,7 +83,7 @@ class Route(APIRoute):
                         if takes_turns:
                             at_work = calls.at_work.of(caller.name, MOST_AT_WORK)
                             await turn.enter_async_context(held(at_work, request.app.state.closing))
-                        async with calls.to_begin.beginning(caller.name):
+                        async with calls.to_begin.beginning(caller.name, request.app.state.closing):
                             await refuse_if_revoked(request)  # likewise
                             await refuse_if_gone(whole)
                     return await handle(whole)

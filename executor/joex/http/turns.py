@@ -36,12 +36,15 @@ class Turns:
         return self._of.setdefault(caller, asyncio.Semaphore(most))
 
     @asynccontextmanager
-    async def beginning(self, caller: str) -> AsyncIterator[None]:
+    async def beginning(self, caller: str, closing: asyncio.Event) -> AsyncIterator[None]:
         """Held before a call of this caller goes on: one in each pass of the event loop.
 
         So the calls of others go on before the next one, also where none of these waits for anything.
+
+        Raises:
+            HTTPException: 503: see `held`.
         """
-        async with self.of(caller, 1):
+        async with held(self.of(caller, 1), closing):
             await asyncio.sleep(0)
             yield
 
@@ -51,12 +54,13 @@ async def held(turn: asyncio.Semaphore, closing: asyncio.Event) -> AsyncIterator
     """Held during a turn, for which a call waits no longer than until the server stops.
 
     Raises:
-        HTTPException: 503: it stops. It would soon cut the call off, with no answer that says whether it was done.
+        HTTPException: 503: it stops, and the turn is not free. The server would soon cut the call off, with no answer
+            that says whether it was done.
     """
     taking, stopping = (asyncio.create_task(one) for one in (turn.acquire(), closing.wait()))
     try:
         await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if closing.is_set():
+        if not taking.done():
             refuse("this server stops: try again")
         yield
     finally:
