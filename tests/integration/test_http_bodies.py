@@ -103,7 +103,7 @@ UNREADABLE = (
     [b'{"x": "\xff"}', b'{"x": 1' + b"0" * 5000 + b"}", b'{"a": ' * 9000 + b"1" + b"}" * 9000],
     ids=["no text", "digits", "depth"],
 )
-@pytest.mark.parametrize("pad", [0, route.LARGE])
+@pytest.mark.parametrize("pad", [0, route.LARGE, route._LARGEST_IN_C])
 async def test_a_body_that_can_not_be_read_is_refused_with_the_reasons(http, args, pad):
     answer = await http.post("/api/v1/jobs", content=b" " * pad + b'{"task": "t", "args": %b}' % args)
     assert (answer.status_code, answer.json()["detail"]) == (400, UNREADABLE)
@@ -201,10 +201,10 @@ async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
     assert len(begun) == 5
 
 
-@pytest.mark.parametrize("body", [b"[[%b]]", b'[{"a": 1}, {"args": [%b]}]', b'{"a": [%b]}'])
-def test_a_large_part_of_a_body_is_parsed_beside_the_event_loop(body, monkeypatch):
-    large = body % b",".join([b"[]"] * 100)
-    in_c: list[str] = []
+@pytest.fixture
+def in_c(monkeypatch):
+    """The texts that Python's parser in C has got."""
+    texts: list[str] = []
 
     class Decoder(json.JSONDecoder):
         def __init__(self) -> None:
@@ -213,13 +213,30 @@ def test_a_large_part_of_a_body_is_parsed_beside_the_event_loop(body, monkeypatc
             self.scan_once = self._note
 
         def _note(self, text: str, start: int) -> Any:
-            in_c.append(text[start:])
+            texts.append(text[start:])
             return self._scan(text, start)
 
-    monkeypatch.setattr(route, "_LARGEST_IN_C", 50)
     monkeypatch.setattr(json, "JSONDecoder", Decoder)
+    return texts
+
+
+@pytest.mark.parametrize("body", [b"[[%b]]", b'[{"a": 1}, {"args": [%b]}]', b'{"a": [%b]}'])
+def test_a_large_part_of_a_body_is_parsed_beside_the_event_loop(body, in_c, monkeypatch):
+    large = body % b",".join([b"[]"] * 100)
+    monkeypatch.setattr(route, "_LARGEST_IN_C", 50)
     assert route.parse(large) == json.loads(large)
     assert max(map(len, in_c), default=0) <= 50
+
+
+def test_small_elements_of_a_large_body_are_parsed_without_a_copy_of_much_that_follows(in_c):
+    assert route.parse(b"[" + b"{}," * 5000 + b"{}]") == [{}] * 5001
+    assert max(map(len, in_c)) <= 200
+
+
+@pytest.mark.parametrize("number", ["1" * 320 + "." + "5" * 2500 + "e-300", "1" * 5000 + ".5e-4900"])
+def test_a_finite_number_of_many_digits_is_read_wherever_a_part_of_the_body_ends(number):
+    body = f"[[{', '.join([number] * 30)}]]".encode()
+    assert route.parse(body, finite=True) == json.loads(body)
 
 
 async def test_a_large_body_that_waits_when_the_server_stops_is_to_be_sent_again(client, monkeypatch):

@@ -51,7 +51,7 @@ def find_fault(value: Any, most: int | None = None) -> tuple[str, str] | None:
 
 
 class _EnoughError(Exception):
-    pass
+    """As many parts have been looked at as may be."""
 
 
 def shown(value: object) -> str:

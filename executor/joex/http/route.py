@@ -54,6 +54,8 @@ _OTHER_FIELDS = 20_000
 _NO_TEXT = b" \t\r\n\0"
 _LARGEST_IN_C = 1_200_000
 """Characters: arguments of the usual limit, in a tenth of a second."""
+_PROBE = 200
+"""Characters of an element of an array that are read first."""
 
 
 class Route(APIRoute):
@@ -278,10 +280,14 @@ def _element_scanner(decoder: Any) -> Callable[[str, int], Any]:
     def scan(text: str, start: int) -> Any:
         if not text.startswith(("{", "["), start):
             return in_c(text, start)
-        for most in (_LARGEST_IN_C // 100, _LARGEST_IN_C // 10, _LARGEST_IN_C):  # (most are small, and cutting copies)
-            with suppress(json.JSONDecodeError, StopIteration):  # it is larger, or wrong
+        most = _PROBE  # (most elements are small, and cutting copies)
+        while True:
+            most = min(most, _LARGEST_IN_C)
+            with suppress(ValueError, StopIteration):  # it is larger (and was cut within a number, perhaps), or wrong
                 value, length = in_c(text[start : start + most], 0)
                 return value, start + length
-        return in_python(text, start)
+            if most == _LARGEST_IN_C:
+                return in_python(text, start)
+            most *= 10
 
     return scan
