@@ -178,3 +178,13 @@ def test_a_versionstamp_that_is_not_complete_is_shown_though_a_client_of_another
 def test_json_that_says_no_value_is_refused(value):
     with pytest.raises(ValueError, match=r"^id: "):
         tuples.from_json("id", value)
+
+
+def test_an_object_that_is_no_value_is_refused_without_a_look_at_all_that_is_in_it():
+    class Large:
+        def __repr__(self) -> str:
+            pytest.fail("it takes long")
+
+    for value, got in (({"a": Large(), "b": 1}, "'a', 'b'"), ({"uuid": Large()}, "Large"), ({}, "no name")):
+        with pytest.raises(ValueError, match=f"^type: an object here has one name of bytes, .*; got {got}$"):
+            tuples.from_json("type", value)

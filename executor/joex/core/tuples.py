@@ -22,9 +22,11 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
+from joex.core.json_values import shown
 from joex.extras import needs
 
 with needs("keyed", "keyed jobs need"):
@@ -184,8 +186,9 @@ def _from_json(field: str, value: Any) -> Any:
         return value
     name, said = next(iter(value.items())) if len(value) == 1 else ("", None)
     if name not in _OBJECTS or not isinstance(said, str):
-        known = ", ".join(_OBJECTS)
-        raise ValueError(f"{field}: an object here has one name of {known}, and a text; got {str(value)[:100]}")
+        known, names = ", ".join(_OBJECTS), [shown(name) for name in islice(value, 3)]  # (it may have millions)
+        got = type(said).__name__ if name in _OBJECTS else ", ".join(names + ["..."] * (len(value) > len(names)))
+        raise ValueError(f"{field}: an object here has one name of {known}, and a text; got {got or 'no name'}")
     try:
         return _OBJECTS[name][2](said)
     except (ValueError, binascii.Error, struct.error) as error:
