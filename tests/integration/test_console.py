@@ -30,7 +30,7 @@ from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
 from joex.console.sign_in import Access
 from joex.console.snapshot import OVERDUE, SHARE_AFTER_ACTS, SHORTEST_PAUSE, Snapshot, Snapshots
-from joex.console.standings import Queue, Standing, queues_of
+from joex.console.standings import Group, Queue, Standing, queues_of
 from joex.console.views import MOST_SHOWN
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
@@ -1452,6 +1452,22 @@ async def test_many_pages_of_one_tenant_that_wait_for_nothing_let_that_of_anothe
     shown.clear()
     await asyncio.gather(*[open_page(many) for _ in range(30)], open_page(few))
     assert shown.index(few) <= 1
+
+
+async def test_the_groups_of_a_queue_are_ordered_beside_the_event_loop(
+    browse: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, order = list[int](), queues._ORDERS["name"]
+
+    def note(group: Group) -> Any:
+        threads.append(threading.get_ident())
+        return order(group)
+
+    monkeypatch.setitem(queues._ORDERS, "name", note)
+    await client.submit("a", queue="q", group="acme")
+    assert (await browse().get("/fairness?queue=q&order=name")).status_code == 200
+    assert len(threads) == 1
+    assert threads != [threading.get_ident()]
 
 
 async def test_a_page_whose_viewer_has_hung_up_before_its_turn_is_not_made(

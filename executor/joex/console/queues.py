@@ -137,8 +137,7 @@ async def fairness(  # noqa: PLR0917 - the fields of the form
         not_found(f"No job and no executor is in the queue {queue!r} now.")
     shown = snapshot.queues.get(queue or _busiest(snapshot))
     order = order if order in _ORDERS else "turn"
-    groups = [] if shown is None else [one for one in shown.groups if group.lower() in one.stats.group.lower()]
-    groups.sort(key=_ORDERS[order])
+    groups = await asyncio.to_thread(_matching, shown, group, order)  # of 100,000 groups it takes a tenth of a second
     begin = (page - 1) * PAGE
     part = groups[begin : begin + PAGE]
     scale = max([1.0, *(one.level for one in part), *((one.share or 0) / one.stats.weight for one in part)])
@@ -147,6 +146,12 @@ async def fairness(  # noqa: PLR0917 - the fields of the form
         groups=part, matching=len(groups), begin=begin, page=page, order=order, group=group, scale=scale,
         Standing=Standing, page_size=PAGE,
     )  # fmt: skip
+
+
+def _matching(shown: Queue | None, group: str, order: str) -> list[Group]:
+    """The groups of a queue with this text in their names, in order."""
+    found = [] if shown is None else [one for one in shown.groups if group.lower() in one.stats.group.lower()]
+    return sorted(found, key=_ORDERS[order])
 
 
 @dataclass(frozen=True, slots=True)
