@@ -47,6 +47,7 @@ from joex.store.listing import Filter, list_jobs
 from joex.store.search import Search, count_jobs, search_jobs
 from joex.store.value_beginnings import Beginning, beginnings
 from tests.support.asgi import transport
+from tests.support.locks import WAITING
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, open_the_shop, size_pool, take
 from tests.support.waiting import PATIENCE, eventually
@@ -904,7 +905,7 @@ async def test_acts_on_many_jobs_of_three_users_leave_connections_to_the_others(
     await client.submit("a", group="g")
     console = browse("10.0.0.9")
     users = [HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"} for _ in range(3)]
-    held_up = "SELECT count(*) >= 3 FROM pg_locks WHERE NOT granted"
+    held_up = f"SELECT count(*) >= 3 {WAITING}"
     began = []
     async with connection.transaction():
         await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
@@ -924,7 +925,7 @@ async def test_acts_of_one_user_on_a_job_leave_connections_to_the_others(
     monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
     job_id, console = await client.submit("a", group="g"), browse("10.0.0.9")
     user = HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
-    held_up = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+    held_up = f"SELECT count(*) > 0 {WAITING}"
     async with connection.transaction():
         await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
         # (They are twice the connections of the client.)
@@ -1493,7 +1494,7 @@ async def test_a_page_that_waits_for_its_turn_when_the_console_stops_says_so_at_
     far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
     job_id = await client.submit("a", group="acme")
     assert (await far.get(f"/jobs/{job_id}", headers=cookie)).status_code == 200
-    waiting = "SELECT count(*) >= $1 FROM pg_locks WHERE NOT granted"
+    waiting = f"SELECT count(*) >= $1 {WAITING}"
     async with connection.transaction():
         await connection.execute("LOCK TABLE joex_private.job")
         pages = [asyncio.create_task(far.get(f"/jobs/{job_id}", headers=cookie)) for _ in range(8)]
@@ -1517,7 +1518,7 @@ async def test_the_searches_of_one_viewer_leave_connections_to_the_others(
     tenant, owner = ({"Authorization": f"Bearer {one}"} for one in (bound, OWNERS))
     await client.groups.set("acme", queue="q", weight=2)
     assert [(await console.get(one, headers=owner)).status_code for one in ("/pools", path)] == [200, 200]
-    held_up = "SELECT count(*) > 1 FROM pg_locks WHERE NOT granted AND relation::regclass::text LIKE 'joex_private.%'"
+    held_up = f"SELECT count(*) > 1 {WAITING} AND relation::regclass::text LIKE 'joex_private.%'"
     async with connection.transaction():
         await connection.execute("LOCK TABLE joex_private.job, joex_private.periodic_task")
         searching = [asyncio.create_task(console.get(path, headers=tenant)) for _ in range(searches)]

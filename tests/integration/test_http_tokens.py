@@ -28,6 +28,7 @@ from joex.http.tokens import KEPT_FOR, Tokens
 from joex.store import audit, jobs, runs, tokens, worker_runs
 from tests.support.asgi import transport
 from tests.support.cases import case
+from tests.support.locks import WAITING
 from tests.support.waiting import PATIENCE, eventually
 
 OWNERS = "0123456789abcdef"
@@ -743,7 +744,8 @@ async def test_workers_of_one_tenant_that_look_for_jobs_leave_connections_to_oth
             assert len(begun) == turns.MOST_ACCEPTING
             if stops:
                 application.state.closing.set()
-                await asyncio.wait(looking[turns.MOST_ACCEPTING :], timeout=PATIENCE)
+                _, waiting = await asyncio.wait(looking[turns.MOST_ACCEPTING :], timeout=PATIENCE)
+                assert not waiting
             else:
                 await tokens.revoke(connection, "many")
         finally:
@@ -845,7 +847,7 @@ async def test_changes_of_a_locked_job_leave_connections_to_the_submissions_of_o
     job_id, own = await client.submit("a", group="acme"), {"type": "t", "id": "acme/one"}
     await client.keyed.add("t", "acme/one", {}, group="acme")
     calls = [(f"job/{job_id}/cancel", {}), ("keyed/cancel", own)]
-    waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+    waits = f"SELECT count(*) > 0 {WAITING}"
     async with http_as("submit", groups=["acme"]) as tenant, http_as("submit", groups=["globex"]) as other:
         async with connection.transaction():
             await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
@@ -863,7 +865,7 @@ async def test_changes_of_four_tokens_leave_connections_to_the_submissions_of_ot
 ):
     monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
     job_id = await client.submit("a", group="acme")
-    waits = "SELECT count(*) >= 4 FROM pg_locks WHERE NOT granted"
+    waits = f"SELECT count(*) >= 4 {WAITING}"
     async with AsyncExitStack() as callers, http_as("submit") as other:
         tenants = [await callers.enter_async_context(http_as("submit", groups=["acme"])) for _ in range(12)]
         async with connection.transaction():
@@ -901,7 +903,7 @@ async def test_a_call_that_waits_for_its_turn_when_the_server_stops_is_to_be_tri
 ):
     monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
     job_id = await client.submit("a", group="acme")
-    waiting = "SELECT count(*) >= $1 FROM pg_locks WHERE NOT granted"
+    waiting = f"SELECT count(*) >= $1 {WAITING}"
     async with http_as("view", "submit", **bounds) as http:
         async with connection.transaction():
             await connection.execute("LOCK TABLE joex_private.job")
