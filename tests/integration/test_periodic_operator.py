@@ -405,6 +405,44 @@ async def test_a_pool_that_is_made_again_with_another_url_of_its_database_has_ne
     assert await connection.fetchval(made) == second
 
 
+@pytest.mark.parametrize("holder", ["lets it go", "removes it"])
+async def test_a_row_that_was_held_when_its_pool_was_made_again_keeps_its_last_times(
+    operator: Operator, connection: asyncpg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch, holder: str
+) -> None:
+    """The operator had put the row for the new pool, and then removed it as one that the old pool had left."""
+    is_held, may_go_on = asyncio.Event(), asyncio.Event()
+    reconcile = PeriodicReconciler.reconcile
+
+    async def late(*args: Any) -> float | None:
+        if any(one.row is not None for one in operator.controller._left.get(SPACE, ())):
+            is_held.set()
+            await may_go_on.wait()
+        return await reconcile(*args)
+
+    operator.fleet.urls["other"] = database_url.replace("postgresql://", "postgres://")
+    operator.pool()
+    operator.task("nightly", "03:00")
+    await operator.until_ready("nightly")
+    await operator.until_marked(connection, f"{SPACE}/nightly")
+    monkeypatch.setattr(PeriodicReconciler, "reconcile", late)
+    row = OURS.format("created_at, last_run")
+    await connection.execute("UPDATE joex_private.periodic_task SET last_run = '2026-01-01 03:00Z'")
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.periodic_task FOR UPDATE")
+        operator.remove(POOL, "pool")
+        operator.pool(database={"secretName": "other"})
+        await is_held.wait()
+        if holder == "removes it":
+            await connection.execute("DELETE FROM joex_private.periodic_task")
+        before = await connection.fetch(row)
+    may_go_on.set()
+    if holder == "removes it":
+        before = await eventually(lambda: connection.fetch(row), why="the new pool has its row")
+    await eventually(lambda: not operator.controller._left, why="nothing is left")
+    await operator.until_at_rest()
+    assert await connection.fetch(row) == before
+
+
 async def test_the_rows_of_a_pool_go_though_the_operator_lost_the_namespace_for_a_moment(
     operator: Operator, connection: asyncpg.Connection
 ) -> None:

@@ -261,6 +261,7 @@ class Controller:
             manifests,
             {other.name: pools[other] for other in here if other in pools},
             {other.name: urls[other] for other in here if other in urls},
+            left,
         )
         return self._poll if after is None and held else after
 

@@ -49,13 +49,14 @@ _Answer: TypeAlias = dict[str, PeriodicTask | DatabaseProblem] | DatabaseProblem
 class Left(NamedTuple):
     """What a pool that is gone has left: all rows of its owner in a database, or the one that could not be removed.
 
-    After the first try, one row each: a pool that was made again may have new rows of the same owner there, by another
-    URL of the same database.
+    After the first try, one row each, with the time at which it was made: a pool that was made again may have new rows
+    of the same owner there, by another URL of the same database.
     """
 
     owner: str
     url: str
     row: TaskKey | None = None
+    made_at: datetime | None = None
 
 
 class _HeldError(Exception):
@@ -78,9 +79,9 @@ class PeriodicReconciler:
 
     async def remove(self, left: Collection[Left]) -> set[Left]:
         """Remove what pools have left, if its database answers; returns the rows that a transaction holds."""
-        here: dict[str, list[Left]] = {}
+        here: dict[str, set[Left]] = {}
         for one in left:
-            here.setdefault(one.url, []).append(one)
+            here.setdefault(one.url, set()).add(one)
         return set().union(*await asyncio.gather(*(self._remove(url, some) for url, some in here.items())))
 
     async def reconcile(
@@ -89,6 +90,7 @@ class PeriodicReconciler:
         manifests: Sequence[Mapping[str, Any]],
         pools: Mapping[str, Pool | None],
         databases: Mapping[str, str | DatabaseProblem],
+        left: set[Left],
     ) -> float | None:
         """Sync the tasks of a namespace; returns the seconds until the next reconcile, None: when something changes.
 
@@ -97,6 +99,8 @@ class PeriodicReconciler:
             manifests: all PeriodicTasks of the namespace.
             pools: all its pools, by name; None for an invalid one.
             databases: the URL of each valid pool's database, or why it is not known.
+            left: what could not be removed. It loses the rows that are found in the database of a pool that was made
+                again, by another URL of it: they are that pool's now, and keep their last times.
 
         Raises:
             FleetError: a status could not be stored. All else is done.
@@ -112,7 +116,7 @@ class PeriodicReconciler:
         for one in desired:
             if one.pool in urls:
                 here[urls[one.pool]][owners[one.pool]].append(one)
-        answers = await asyncio.gather(*(self._sync_rows(url, some) for url, some in here.items()))
+        answers = await asyncio.gather(*(self._sync_rows(url, some, left) for url, some in here.items()))
         at = dict(zip(here, answers, strict=True))
         found: dict[str, _Answer] = {**problems, **{name: at[url] for name, url in urls.items()}}
         await self._store_statuses(desired, found)
@@ -127,24 +131,29 @@ class PeriodicReconciler:
         ]
         return next_reconcile(rows, datetime.now(UTC), self._poll)
 
-    async def _remove(self, url: str, left: Collection[Left]) -> set[Left]:
+    async def _remove(self, url: str, left: set[Left]) -> set[Left]:
         """Remove what is left in one database; returns the rows that a transaction holds."""
         held: set[Left] = set()
         with suppress(JoexError, OSError):
             async with self._databases.get(url).connection() as connection:
-                found = await _rows(connection, {one.owner for one in left if one.row is None})
-                rows = [(row.name, row.owner) for row in chain.from_iterable(found.values())]
-                for key, name in (*rows, *((one.row, one.owner) for one in left if one.row is not None)):
-                    if await store.remove(connection, key, name, waits=False) == "locked":
-                        held.add(Left(name, url, key))
+                found = await _rows(connection, {one.owner for one in left})
+                for row in chain.from_iterable(found.values()):
+                    one = Left(row.owner, url, row.name, row.created_at)
+                    if (
+                        not left.isdisjoint({one, Left(row.owner, url)})
+                        and await store.remove(connection, row.name, row.owner, waits=False) == "locked"
+                    ):
+                        held.add(one)
         return held
 
-    async def _sync_rows(self, url: str, owned: Mapping[str, Sequence[DesiredRow]]) -> _Answer:
+    async def _sync_rows(self, url: str, owned: Mapping[str, Sequence[DesiredRow]], left: set[Left]) -> _Answer:
         """Sync the rows of one database; returns the rows. ``owned``: the desired ones of each owner."""
         database = self._databases.get(url)
         try:
             async with database.connection() as connection:
                 found = await _rows(connection, owned)
+                kept = {(row.owner, row.name, row.created_at) for row in chain.from_iterable(found.values())}
+                left -= {one for one in left if (one.owner, one.row, one.made_at) in kept}
                 todo = {name: changes(some, found[name]) for name, some in owned.items()}
                 refused = await _change(connection, todo)
                 if any(todo.values()):

@@ -115,7 +115,7 @@ async def claimed_late(monkeypatch, namespaces):
         gone[:] = [one.owner for one in left]
         return set()
 
-    async def reconcile(_, _owners, tasks, pools, _databases):
+    async def reconcile(_, _owners, tasks, pools, _databases, _left):
         seen.put_nowait((len(tasks), len(pools), gone.copy()))
 
     async def nothing(*_):
