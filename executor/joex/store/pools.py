@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,7 +22,8 @@ _WORK = statement(
 )
 _LATEST_RUNS = statement("SELECT task, grp, runs, seconds, last_at FROM joex_private.latest_runs($1::timestamptz)")
 _REPLICAS = statement(
-    "SELECT app_id, executor, pod_uid, held, draining, spare, retired_at FROM joex_private.replicas($1::text)"
+    "SELECT app_id, executor, pod_uid, held, draining, spare, retired_at, clock_timestamp() - retired_at "
+    "FROM joex_private.replicas($1::text)"
 )
 _REGISTERED_IN = statement("SELECT DISTINCT pod_uid FROM joex_private.executor WHERE pod_uid = ANY ($1::text[])")
 _WATCH = statement("SELECT joex_private.watch($1::text, $2::text[], $3::interval)")
@@ -85,7 +86,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """An app-id, with the executor that lives under it (``executor``: its id), and its retirement."""
+    """An app-id, with the executor that lives under it (``executor``: its id), and its retirement.
+
+    ``retired_for``: for how long, by the clock of the database; that of the reader may be another one.
+    """
 
     app_id: str
     executor: int | None
@@ -94,6 +98,7 @@ class Known:
     draining: bool
     spare: bool
     retired_at: datetime | None
+    retired_for: timedelta | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,7 @@ def _with_executor(replica: Replica, known: Sequence[Known], database: str) -> R
         draining=bool(living) and not takes,
         spare=any(one.spare for one in living if not one.draining),
         retired_at=next((one.retired_at for one in known), None),
+        retired_for=next((one.retired_for for one in known), None),
         pods=tuple(one.pod_uid for one in living if one.pod_uid is not None),
         database=database,
     )

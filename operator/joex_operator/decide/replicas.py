@@ -26,7 +26,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 
 
@@ -60,6 +60,7 @@ class ObservedExecutor:
         draining: it takes no more jobs, whether this operator drains it or an administrator does, or its pod ends.
         spare: it leaves new jobs to other executors that have free slots.
         retired_at: since when no executor can register under the app-id; None: it is not retired.
+        retired_for: for how long, by the clock of the database, which wrote ``retired_at``.
         pods: uids of the pods in which it and its predecessors run.
         database: the name of the database.
     """
@@ -70,6 +71,7 @@ class ObservedExecutor:
     draining: bool = False
     spare: bool = False
     retired_at: datetime | None = None
+    retired_for: timedelta | None = field(default=None, compare=False)
     pods: tuple[str, ...] = ()
     database: str = field(default="", compare=False)
 

@@ -50,7 +50,12 @@ def replica(
         Phase.IDLE: ObservedExecutor(alive=True, pods=(f"pod-{index}",)),
         Phase.BUSY: ObservedExecutor(alive=True, held=held or 1, pods=(f"pod-{index}",)),
         Phase.DRAINING: ObservedExecutor(
-            alive=True, held=held, draining=True, retired_at=NOW - since, pods=(f"pod-{index}",)
+            alive=True,
+            held=held,
+            draining=True,
+            retired_at=NOW - since,
+            retired_for=since,
+            pods=(f"pod-{index}",),
         ),
         Phase.RETIRED: ObservedExecutor(retired_at=NOW - since),
         Phase.GOING: ObservedExecutor(retired_at=NOW - since),

@@ -243,6 +243,7 @@ class World:
             draining=bool(living) and not takes,
             spare=any(executor.spare for executor in takes),
             retired_at=self.retired.get(name),
+            retired_for=self.now - self.retired[name] if name in self.retired else None,
             pods=tuple(living),
         )
 
