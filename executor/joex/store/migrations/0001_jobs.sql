@@ -436,7 +436,7 @@ CREATE TABLE joex_private.subscriber (
     name    text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 254),
     events  boolean NOT NULL,           -- to all events, not only to changes of its jobs
     until   timestamptz NOT NULL
-) WITH (fillfactor = 50);
+);
 -- (They find the subscription that lasts longest, for each submission.)
 CREATE INDEX subscriber_until ON joex_private.subscriber (until);
 CREATE INDEX subscriber_to_events_until ON joex_private.subscriber (until) WHERE events;
@@ -499,7 +499,7 @@ CREATE TABLE joex_private.watch (
     until  timestamptz NOT NULL,
     for_workers boolean NOT NULL DEFAULT false,
     PRIMARY KEY (name, queue, for_workers)    -- (a worker may have the name of an operator)
-) WITH (fillfactor = 50);
+);
 -- (A submission finds the watch of its queue that lasts longest; a new watch finds those that ended first.)
 CREATE INDEX watch_of_queue ON joex_private.watch (queue, for_workers, until);
 CREATE INDEX watch_until ON joex_private.watch (until);
