@@ -363,6 +363,18 @@ async def test_deleting_old_jobs_costs_as_much_as_are_deleted(bench):
     assert_bounded(reading, 200)
 
 
+async def test_a_retry_of_some_failed_jobs_costs_as_much_as_are_retried(bench):
+    await bench.connection.execute("""
+        INSERT INTO joex_private.job (task, state, finished_at, key)
+        SELECT 'a', 'failed', '2000-01-01'::timestamptz + make_interval(secs => nr),
+               CASE WHEN nr % 2 = 0 THEN convert_to(nr::text, 'UTF8') END
+        FROM generate_series(1, 20000) nr
+    """)
+    retried, reading = await read_by(bench, jobs.retry_failed(bench.connection, None, None, None, 200))
+    assert retried == 200
+    assert_bounded(reading, 200)
+
+
 async def test_deleting_old_jobs_walks_over_those_that_are_kept_once(bench):
     """And not again for each batch: failed jobs are kept for longer, so they come before the others in the index."""
     kept = 20_000

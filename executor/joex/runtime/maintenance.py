@@ -98,8 +98,7 @@ async def clean(connection: Connection) -> None:
     await _delete_finished(connection, ["success", "cancelled"], keep)
     await _delete_finished(connection, ["failed"], keep_failed)
     await executors.forget_ended(connection, max(keep, keep_failed))
-    while await audit.forget(connection, _KEEP_ACTS, _BATCH):
-        pass
+    await _forget_acts(connection)
     await pools.forget_steps(connection)
     await runs.forget_turns(connection)
     await _forget_lines(connection)
@@ -109,6 +108,14 @@ async def _delete_finished(connection: Connection, states: list[str], age: timed
     since: datetime | None = None
     while True:
         _, since = await jobs.delete_finished(connection, states, age, _BATCH, since=since)
+        if since is None:
+            return
+
+
+async def _forget_acts(connection: Connection) -> None:
+    since: datetime | None = None
+    while True:
+        since = await audit.forget(connection, _KEEP_ACTS, _BATCH, since=since)
         if since is None:
             return
 

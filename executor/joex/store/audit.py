@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import from_json, to_json
 
@@ -20,7 +20,9 @@ _ACTS = statement("""
 _BEGIN = statement("SELECT set_config('joex.caller', $1::text, true), set_config('lock_timeout', $2::text, true)")
 _SET_CALLER = statement("SELECT set_config('joex.caller', $1::text, true)")
 _NOTE = statement("SELECT joex_private.note_act($1::text, $2::text, p_detail => $3::text::jsonb)")
-_FORGET = statement("SELECT joex_private.forget_acts($1::interval, $2::integer)")
+_FORGET = statement(
+    "SELECT joex_private.forget_acts($1::interval, $2::integer, coalesce($3::timestamptz, '-infinity'))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ async def note(connection: Connection, act: str, subject: str, detail: dict[str,
         await connection.execute(_NOTE, act, subject, None if detail is None else to_json(detail).decode())
 
 
-async def forget(connection: Connection, age: timedelta, most: int) -> int:
-    """Delete a batch of the acts that are older than that; returns how many."""
+async def forget(
+    connection: Connection, age: timedelta, most: int, *, since: datetime | None = None
+) -> datetime | None:
+    """Delete a batch of the acts that are older than that; returns where the next batch begins; None: nowhere."""
     with translated():
-        return int(await connection.fetchval(_FORGET, age, most))
+        return cast("datetime | None", await connection.fetchval(_FORGET, age, most, since))

@@ -12,7 +12,7 @@
 --
 -- Intervals. In a comparison a month has 30 days, and a day 24 hours; in a sum with a time they are those of the calendar. So an interval
 -- of less than an hour may last for thousands of years: months one way, days the other. Each function counts the interval that it is
--- given in seconds before it does anything else with it.
+-- given in seconds (a year: 365.25 days) before it does anything else with it.
 CREATE OR REPLACE FUNCTION joex_private.in_seconds(p_interval interval) RETURNS interval
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
     -- (At most 3,168 years: a sum with the time of day is in the calendar. PostgreSQL 16 turns very many seconds into a negative interval,

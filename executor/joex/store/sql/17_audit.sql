@@ -25,18 +25,21 @@ WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) 
     SELECT FROM bounds b
     WHERE (b.groups IS NULL OR a.grp = ANY (b.groups)) AND (b.queues IS NULL OR a.queue = ANY (b.queues)));
 
--- Forget a batch of the acts that are older than that, and than thirty days: so long no executor can hide what was done. Returns how many.
--- Call it until that is 0, each time in a transaction of its own.
-CREATE OR REPLACE FUNCTION joex_private.forget_acts(p_age interval, p_acts integer DEFAULT 1000) RETURNS bigint LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off AS $$
+-- Forget a batch of the acts that are older than that, and than thirty days: so long no executor can hide what was done. Returns when the
+-- last one of the batch was done; null: there are no more. Call it until then, each time in a transaction of its own, from that time on (an
+-- old snapshot keeps the entries of all those deleted before).
+CREATE OR REPLACE FUNCTION joex_private.forget_acts(p_age interval, p_acts integer DEFAULT 1000, p_since timestamptz DEFAULT '-infinity')
+RETURNS timestamptz LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_before timestamptz;
-    v_acts bigint;
+    v_tids tid[];
+    v_upto timestamptz;
 BEGIN
     p_age := joex_private.in_seconds(p_age);
     v_before := clock_timestamp() - greatest(p_age, interval '30 days');
-    DELETE FROM joex_private.act a WHERE a.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM joex_private.act o WHERE o.at < v_before ORDER BY o.at LIMIT p_acts FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS v_acts = ROW_COUNT;
-    RETURN v_acts;
+    SELECT array_agg(f.ctid), max(f.at) INTO v_tids, v_upto FROM (
+        SELECT a.ctid, a.at FROM joex_private.act a WHERE a.at >= p_since AND a.at < v_before
+        ORDER BY a.at LIMIT p_acts FOR UPDATE SKIP LOCKED) f;
+    DELETE FROM joex_private.act a WHERE a.ctid = ANY (v_tids);
+    RETURN v_upto;
 END $$;

@@ -761,6 +761,7 @@ BEGIN
         CONTINUE WHEN v_queue.paused_at IS NOT NULL;
         IF NOT has_sequence_privilege(v_queue.drawn, 'UPDATE') THEN
             PERFORM joex_private.grant_queue(v_queue.name);
+            CONTINUE WHEN NOT has_sequence_privilege(v_queue.drawn, 'UPDATE');
         END IF;
         IF v_queue.due_at <= v_now THEN     -- (for a worker, whose transaction may stay open, no more than it takes)
             PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);

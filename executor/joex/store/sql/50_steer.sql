@@ -187,24 +187,24 @@ CREATE OR REPLACE FUNCTION joex.retry_failed(
     most integer DEFAULT 10000      -- jobs in this call
 ) RETURNS bigint LANGUAGE plpgsql VOLATILE
 -- (Like SKIP LOCKED for an open transaction that has submitted or retried a job with the same tracker: a tenant may keep it open.)
-SET lock_timeout = '20ms' SET enable_seqscan = off SET enable_sort = off AS $$
+SET lock_timeout = '20ms' SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_job record;
-    v_tried integer := 0;
+    v_held text[] := '{}';
     v_all bigint := 0;
 BEGIN
     PERFORM joex_private.check_most(most);
-    -- (Finished keyed jobs have an index of their own. Jobs whose tracker another job has, or that others have locked, must not fill the
-    -- limit: they stay the oldest.)
+    -- (Finished keyed jobs have an index of their own: the two are merged in order. Jobs whose tracker another job has, or that others have
+    -- locked, must not fill the limit: they stay the oldest.)
     FOR v_job IN WITH bounds AS MATERIALIZED (      -- read once, and not for each failed job
                     SELECT b.groups, b.queues FROM joex_private.bounds('{operate}') b
                     WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1)
                     UNION ALL SELECT NULL, NULL WHERE pg_sequence_last_value('joex_private.roles_bound') = 1)
                  SELECT j.id, j.grp, j.tracker FROM (
-                     SELECT f.* FROM joex_private.job f WHERE f.finished_at IS NOT NULL AND f.key IS NULL
+                     (SELECT f.* FROM joex_private.job f WHERE f.finished_at IS NOT NULL AND f.key IS NULL ORDER BY f.finished_at)
                      UNION ALL
-                     SELECT k.* FROM joex_private.job k WHERE k.finished_at IS NOT NULL AND k.key IS NOT NULL) j
+                     (SELECT k.* FROM joex_private.job k WHERE k.finished_at IS NOT NULL AND k.key IS NOT NULL ORDER BY k.finished_at)) j
                  WHERE j.state = 'failed' AND (queue IS NULL OR j.queue = queue) AND (grp IS NULL OR j.grp = grp)
                        AND (task IS NULL OR j.task = task) AND EXISTS (
                            SELECT FROM bounds b
@@ -214,20 +214,21 @@ BEGIN
                            SELECT FROM joex_private.job u
                            WHERE u.grp = j.grp AND u.tracker = j.tracker AND u.finished_at IS NULL OFFSET 0))
                  ORDER BY j.finished_at LOOP
-        EXIT WHEN v_tried = most;
-        -- (Of several with one tracker, this call has retried the oldest.)
-        CONTINUE WHEN v_job.tracker IS NOT NULL AND EXISTS (
-            SELECT FROM joex_private.job u WHERE u.grp = v_job.grp AND u.tracker = v_job.tracker AND u.finished_at IS NULL);
+        EXIT WHEN v_all = most;
+        -- (Of several with one tracker, this call has retried the oldest. And only trying tells that an open transaction has a tracker: after
+        -- a hundred waits, no more of a group that had one.)
+        CONTINUE WHEN v_job.tracker IS NOT NULL AND (cardinality(v_held) >= 100 AND v_job.grp = ANY (v_held) OR EXISTS (
+            SELECT FROM joex_private.job u WHERE u.grp = v_job.grp AND u.tracker = v_job.tracker AND u.finished_at IS NULL));
         BEGIN
             PERFORM FROM joex_private.job j WHERE j.id = v_job.id AND j.state = 'failed' FOR UPDATE SKIP LOCKED;
             IF FOUND THEN
-                v_tried := v_tried + 1;
                 v_all := v_all + joex_private.retry_now(v_job.id)::integer;
             END IF;
         EXCEPTION
             WHEN unique_violation THEN
                 CONTINUE;
             WHEN lock_not_available THEN
+                v_held := v_held || v_job.grp;
                 PERFORM set_config('lock_timeout', '1ms', true);    -- (one wait is enough)
         END;
     END LOOP;
