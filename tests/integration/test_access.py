@@ -588,7 +588,8 @@ IDS = {
 @pytest.mark.parametrize("bounds", [{"groups": ["acme"]}, {"queues": ["acme"]}], ids=["group", "queue"])
 async def test_an_id_of_a_bound_caller_is_its_group_and_one_slash_in_sql_as_over_http(roles_of, bounds):
     """The ids of a group acme/eu are not those of acme. (Group and queue are both acme here.)"""
-    caller = Caller("its token", frozenset(), **{kind: tuple(names) for kind, names in bounds.items()})
+    own: dict[str, Any] = {kind: tuple(names) for kind, names in bounds.items()}
+    caller = Caller("its token", frozenset(), **own)
     told = r"id: all .* share these names: with .*, give it as '?\"?acme/NAME'?\"?, where NAME has no slash"
     role = await roles_of("submit", "operate", **bounds)
     add = "SELECT joex_private.add('t', $1, grp => 'acme', queue => 'acme')"

@@ -577,7 +577,7 @@ async def test_a_page_of_older_numbers_does_not_say_that_a_database_is_away_whos
     console = browse(app=app)
     assert (await console.get("/")).status_code == 200
     await connection.execute("ALTER SCHEMA joex RENAME TO elsewhere")
-    app.state.console.snapshots.expire(OWNER.name)
+    app.state.console.snapshots.expire(OWNER.key)
     page = (await console.get("/")).text
     assert ("The database can not be used: reconnecting" in page, "The database is away" in page) == (True, False)
 
@@ -898,6 +898,35 @@ async def test_acts_of_one_user_neither_hide_those_of_another_nor_are_without_nu
         await eventually(partial(_says, console, where, "Stopped."), why="it ends")
 
 
+async def test_a_user_of_a_proxy_and_a_token_of_the_same_name_share_no_acts_and_no_limits(
+    browse: Open, client: Client, connection: asyncpg.Connection, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
+    monkeypatch.setattr("joex.console.acts.MOST_RUNNING", 1)
+    app = create_console(client, Access(proxies=[ip_network("10.1.0.0/16")], operators=frozenset({"ann"})))
+    console, token = browse("10.1.0.1", app=app), await tokens.create(connection, "ann", [Scope.VIEW, Scope.OPERATE])
+    user, other = (HERE | one for one in ({"X-Forwarded-User": "ann"}, {"Cookie": f"joex-console={token}"}))
+    held, free = [await client.submit(task) for task in ("held", "free")]
+    cancel = partial(console.post, data={"number": 1})
+    async with connection.transaction():
+        await connection.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", held)
+        where = (await cancel("/all?act=cancel&task=held", headers=user)).headers["location"]
+        changing = asyncio.create_task(console.post(f"/jobs/{held}/high", headers=user))
+        await eventually(lambda: connection.fetchval(f"SELECT count(*) > 0 {WAITING}"), why="the act waits")
+        high = await asyncio.wait_for(console.post(f"/jobs/{free}/high", headers=other), PATIENCE)
+        assert high.status_code == 303  # it has not waited for the turn of the user
+        ended = (await cancel("/all?act=cancel&task=free", headers=other)).headers["location"]
+        await eventually(partial(_is_done, console, ended, other), why="it ends")
+        found = [(await console.get(where, headers=one)).status_code for one in (user, other)]
+        assert (found, (await console.post(f"{where}/stop", headers=other)).status_code) == ([200, 404], 404)
+    assert (await changing).status_code == 303
+    monkeypatch.setattr("joex.console.sign_in.MOST_CALLS", 1)
+    async with app.state.console.simulation:
+        calls = [asyncio.create_task(console.get("/simulate?hours=1", headers=one)) for one in (user, other)]
+        await eventually(lambda: len(app.state.console.simulating) == 2, why="both wait for their turn")
+    assert [(await one).status_code for one in calls] == [200, 200]
+
+
 async def test_acts_on_many_jobs_of_three_users_leave_connections_to_the_others(
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
 ) -> None:
@@ -1088,7 +1117,7 @@ async def test_while_the_database_is_away_the_last_numbers_stay(browse: Open, cl
     await client.submit("a", group="acme")
     assert "acme" in (await console.get("/fairness")).text
     postgres.stop("immediate")
-    app.state.console.snapshots.expire(OWNER.name)
+    app.state.console.snapshots.expire(OWNER.key)
     answer = await console.get("/fairness")
     assert (answer.status_code, "acme" in answer.text, "The database is away" in answer.text) == (200, True, True)
     answer = await console.get("/jobs")
@@ -1096,7 +1125,7 @@ async def test_while_the_database_is_away_the_last_numbers_stay(browse: Open, cl
     with pytest.raises(DatabaseUnavailable):
         await Snapshots(client).get()
     postgres.start()
-    app.state.console.snapshots.expire(OWNER.name)
+    app.state.console.snapshots.expire(OWNER.key)
     assert "The database is away" not in (await console.get("/fairness")).text
 
 

@@ -100,7 +100,7 @@ class BulkAct:
         act: the name of the act.
         given: the filter, as the user has given it.
         expected: how many jobs the user has confirmed: it changes no more.
-        caller: the user.
+        caller: the key of the user.
         changed: how many jobs it has changed.
         skipped: how many it has found in another state by then, or held by another transaction.
         is_stopped: whether the user has stopped it, or the user's token is no longer valid: it changes no further job.
@@ -126,7 +126,7 @@ class BulkActs:
         client: changes the jobs.
         acts: where each change waits for its turn.
         searches: likewise what finds the jobs.
-        on_end: called with the name of its user when an act has ended.
+        on_end: called with the key of its user when an act has ended.
     """
 
     def __init__(self, client: Client, acts: Line, searches: Line, on_end: Callable[[str], None]) -> None:
@@ -138,7 +138,7 @@ class BulkActs:
     def find(self, act_id: UUID, caller: Caller) -> BulkAct | None:
         """An act by its id, for the user who has begun it."""
         found = self._known.get(act_id)
-        return found if found is not None and found.caller == caller.name else None
+        return found if found is not None and found.caller == caller.key else None
 
     async def begin(self, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid) -> UUID | None:
         """Begin an act on all jobs that match.
@@ -152,7 +152,7 @@ class BulkActs:
         Returns:
             Its id; None: `MOST_RUNNING` acts of the user go on.
         """
-        own = {act_id: known for act_id, known in self._known.items() if known.caller == caller.name}
+        own = {act_id: known for act_id, known in self._known.items() if known.caller == caller.key}
         ended = [act_id for act_id, known in own.items() if known.is_over]
         if len(own) - len(ended) >= MOST_RUNNING:
             return None
@@ -192,10 +192,10 @@ class BulkActs:
                 if is_done:
                     await self._end(act_id, bulk, caller)
                     continue
-                async with self._searches.turn_of(caller.name), self._client.using() as connection:
+                async with self._searches.turn_of(caller.key), self._client.using() as connection:
                     page = await search_jobs(connection, wanted, cursor, _PAGE)
                 for job in page.jobs:
-                    async with self._acts.turn_of(caller.name):
+                    async with self._acts.turn_of(caller.key):
                         bulk.is_stopped = bulk.is_stopped or not await still_valid()
                         can = act.can(job) and job.id not in handled
                         if can and bulk.changed < bulk.expected and not bulk.is_stopped:
@@ -226,5 +226,5 @@ class BulkActs:
         async with acting(self._client, caller) as connection:
             await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)
         bulk.is_over = True
-        self._on_end(caller.name)
+        self._on_end(caller.key)
         _log.info("%s: %s all: %d jobs changed, %d skipped", caller.name, bulk.act, bulk.changed, bulk.skipped)

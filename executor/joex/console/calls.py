@@ -53,8 +53,8 @@ class Console:
 
         ``with_changes``: wait for one that has what the caller has changed.
         """
-        snapshot = await self.snapshots.get(caller.name if with_changes else "")
-        why_old = self.snapshots.why_old(caller.name)  # (at once: a younger one may come while the page waits)
+        snapshot = await self.snapshots.get(caller.key if with_changes else "")
+        why_old = self.snapshots.why_old(caller.key)  # (at once: a younger one may come while the page waits)
         return await snapshot.within(caller.bounds), why_old
 
 

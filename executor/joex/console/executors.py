@@ -48,5 +48,5 @@ async def drain(  # noqa: PLR0917 - the form, and the page that it is on
         asked = await executors.drain(connection, app_id)
     if not asked:
         not_found(f"No executor {app_id!r} is alive.")
-    console.snapshots.expire(caller.name)
+    console.snapshots.expire(caller.key)
     return to(request, "/executors", ended=ended, done="draining")

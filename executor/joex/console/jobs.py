@@ -180,7 +180,7 @@ async def act_on_job(  # noqa: PLR0917 - what they depend on
         not_found("There is no such act.")
     async with turn as connection:
         done = await ACTS[act].do(connection, job_id)
-    console.snapshots.expire(caller.name)
+    console.snapshots.expire(caller.key)
     path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _query(request, cursor=True)
     return to(request, f"{path}?{back}{'&' if back else ''}{urlencode({'done': done})}")
 
@@ -215,7 +215,7 @@ async def act_on_all(  # noqa: PLR0917 - what they depend on
     if not (number.isdecimal() and number.isascii() and int(number[:10]) > 0):
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "number: expected how many jobs are meant.")
     given = _given(request.query_params.multi_items())
-    bulk = BulkAct(act, given, int(number[:10]), caller.name)
+    bulk = BulkAct(act, given, int(number[:10]), caller.key)
     act_id = await console.bulk_acts.begin(bulk, wanted, caller, partial(still_valid, request))
     if act_id is None:
         detail = f"{MOST_RUNNING} acts of {caller.name} on many jobs go on: stop one, or wait until one has ended."

@@ -116,7 +116,7 @@ async def set_queue(  # noqa: PLR0917 - the form, and the page that it is on
         not_found(f"There is no queue {named!r}.")
     async with turn as connection:
         await console.client.queues.set(named, paused=paused, connection=connection)
-    console.snapshots.expire(caller.name)
+    console.snapshots.expire(caller.key)
     return to(request, "/", queue=queue, page=page)
 
 
@@ -214,7 +214,7 @@ async def set_group(console: TheConsole, caller: TheCaller, request: Request, fo
                 group, queue=queue, weight=wish.weight, paused=wish.paused, max_running=wish.max_running,
                 connection=connection,
             )  # fmt: skip
-        console.snapshots.expire(caller.name)
+        console.snapshots.expire(caller.key)
     return to(request, "/group", queue=queue, group=group, done="set" if wish.is_any else "same")
 
 

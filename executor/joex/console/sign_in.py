@@ -84,7 +84,7 @@ class Access:
     def user(self, name: str) -> Caller:
         """A user whom a proxy has signed in."""
         more = {access.Scope.PAYLOADS, access.Scope.OPERATE} if name in self.operators else ()
-        return Caller(name, self.user_scopes.union(more))
+        return Caller(name, self.user_scopes.union(more), is_user=True)
 
 
 class Callers:
@@ -171,26 +171,26 @@ class SignIn:
 
         answer = await self._refusal(scope)
         caller: Caller | None = scope.get("state", {}).get(CALLER)
-        name = None if caller is None else caller.name
-        if answer is None and name is not None and self._calls[name] >= MOST_CALLS:
-            detail = f"{MOST_CALLS} calls of {name} are being served: try again."
+        key = None if caller is None else caller.key
+        if answer is None and caller is not None and self._calls[key] >= MOST_CALLS:
+            detail = f"{MOST_CALLS} calls of {caller.name} are being served: try again."
             answer = self._views.error(scope, 429, detail, RETRY_AFTER)
-        self._calls[name] += 1
+        self._calls[key] += 1
         try:
             async with AsyncExitStack() as turn:
                 if answer is None and caller is not None and caller.bounds.are_set:
                     answer = await self._wait(Request(scope, receive), caller, turn)
                 await (answer or self._app)(scope, receive, send_with_headers)
         finally:
-            self._calls[name] -= 1
+            self._calls[key] -= 1
             self._calls += Counter()  # forgets those that have none
 
     async def _wait(self, request: Request, caller: Caller, turn: AsyncExitStack) -> Response | None:
         """Wait for the turn of a call; the answer, if it is not served then."""
         try:
-            at_work, closing = self._turns.of(caller.name, MOST_AT_WORK), request.app.state.closing
+            at_work, closing = self._turns.of(caller.key, MOST_AT_WORK), request.app.state.closing
             await turn.enter_async_context(held(at_work, closing))
-            async with self._to_begin.beginning(caller.name, closing):
+            async with self._to_begin.beginning(caller.key, closing):
                 await refuse_if_gone(request)
                 return await self._refusal(request.scope)  # its token may have been revoked meanwhile
         except HTTPException as error:

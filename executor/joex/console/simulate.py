@@ -101,7 +101,7 @@ async def simulate(console: TheConsole, caller: TheCaller, request: Request, wis
     if not entry_points(group="joex.commands", name="simulate"):
         problem = "The command joex simulate is not installed beside this console."
     elif "hours" in request.query_params:
-        turn = console.simulating.setdefault(caller.name, asyncio.Lock())
+        turn = console.simulating.setdefault(caller.key, asyncio.Lock())
         try:
             async with asyncio.timeout(_ENDS_WITHIN):
                 await turn.acquire()

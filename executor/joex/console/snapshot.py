@@ -112,7 +112,7 @@ class Snapshots:
         """The latest snapshot. While the database is away, it is the last one that could be read.
 
         Args:
-            caller: the name of the user who sees it: it has what this user has changed, or `why_old` says that it
+            caller: the key of the user who sees it: it has what this user has changed, or `why_old` says that it
                 has not.
 
         Raises:

@@ -81,7 +81,7 @@ class Views:
         known = request.headers.get("if-none-match")
         tag = None
         if snapshot is not None and status == 200:  # noqa: PLR2004 - OK
-            parts = (self._boot, snapshot.number, trouble, caller and (caller.name, sorted(caller.scopes)))
+            parts = (self._boot, snapshot.number, trouble, caller and (caller.key, sorted(caller.scopes)))
             tag = _tag(repr(parts))
             if known == tag:
                 return Response(status_code=304, headers={"ETag": tag})

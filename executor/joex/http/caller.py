@@ -26,12 +26,21 @@ _MOST_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller: the name of its token, and what that may do. ``groups``, ``queues``: None: all."""
+    """A caller: the name of its token, and what that may do. ``groups``, ``queues``: None: all.
+
+    ``is_user``: it is a user of the console, whom a proxy has signed in: the name is the user's.
+    """
 
     name: str
     scopes: frozenset[Scope]
     groups: tuple[str, ...] | None = None
     queues: tuple[str, ...] | None = None
+    is_user: bool = False
+
+    @property
+    def key(self) -> str:
+        """What no other caller has, as a user may have the name of a token: limits and turns are those of a key."""
+        return f"{'user' if self.is_user else 'token'} {self.name}"
 
     @property
     def bounds(self) -> Bounds:

@@ -75,7 +75,7 @@ class Route(APIRoute):
                 calls: Calls = request.app.state.calls
                 caller = await caller_of(request)
                 try:
-                    with calls.coming(caller.name):
+                    with calls.coming(caller.key):
                         await whole.body()
                 except ClientDisconnect as error:
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
@@ -83,9 +83,9 @@ class Route(APIRoute):
                 with calls.served(caller):
                     if caller.bounds.are_set:
                         if takes_turns:
-                            at_work = calls.at_work.of(caller.name, MOST_AT_WORK)
+                            at_work = calls.at_work.of(caller.key, MOST_AT_WORK)
                             await turn.enter_async_context(held(at_work, request.app.state.closing))
-                        async with calls.to_begin.beginning(caller.name, request.app.state.closing):
+                        async with calls.to_begin.beginning(caller.key, request.app.state.closing):
                             await refuse_if_revoked(request)  # likewise
                             await refuse_if_gone(whole)
                     return await handle(whole)
@@ -145,11 +145,11 @@ class Calls:
         Raises:
             HTTPException: 503: there are too many, of this caller or of all.
         """
-        if caller.bounds.are_set and self._served[caller.name] >= MOST_OF_TENANT:
+        if caller.bounds.are_set and self._served[caller.key] >= MOST_OF_TENANT:
             refuse(f"{MOST_OF_TENANT} of your calls are being served: try again")
         if self._served.total() >= MOST_REQUESTS:
             refuse(f"{MOST_REQUESTS} calls are being served: try again")
-        with counted(self._served, caller.name):
+        with counted(self._served, caller.key):
             yield
 
     @contextmanager
@@ -193,7 +193,7 @@ class _Request(Request):
         length = self.headers.get("content-length", "0" if "transfer-encoding" not in self.headers else "")
         if not hasattr(self, "_body") and not (length.isdecimal() and int(length) <= LARGE):
             turns: Turns = self.app.state.turns
-            of_caller = turns.of((await caller_of(self)).name, MOST_LARGE)
+            of_caller = turns.of((await caller_of(self)).key, MOST_LARGE)
             await self._turn.enter_async_context(held(of_caller, self.app.state.closing))
         return await super().body()
 

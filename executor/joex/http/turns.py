@@ -32,7 +32,7 @@ class Turns:
         self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def of(self, caller: str, most: int) -> asyncio.Semaphore:
-        """Held during a turn of this caller."""
+        """Held during a turn of the caller with this key."""
         return self._of.setdefault(caller, asyncio.Semaphore(most))
 
     @asynccontextmanager
@@ -90,11 +90,11 @@ class Line:
         Raises:
             HTTPException: 401: the token was revoked meanwhile. 503: too many of this caller wait, or the server stops.
         """
-        name, closing = (await caller_of(request)).name, request.app.state.closing
-        if self._of[name] >= MOST_IN_LINE:
+        key, closing = (await caller_of(request)).key, request.app.state.closing
+        if self._of[key] >= MOST_IN_LINE:
             refuse(f"{MOST_IN_LINE} of your {self._what} wait for their turn: try again")
-        with counted(self._of, name):
-            async with held(self._turns.of(name, self._of_each), closing), held(self._all, closing):
+        with counted(self._of, key):
+            async with held(self._turns.of(key, self._of_each), closing), held(self._all, closing):
                 await refuse_if_revoked(request)
                 await refuse_if_gone(request)
                 yield
