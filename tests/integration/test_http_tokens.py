@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from itertools import product
+from pkgutil import resolve_name
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -858,6 +859,45 @@ async def test_changes_of_a_locked_job_leave_connections_to_the_submissions_of_o
             submitted = other.post("/api/v1/jobs", json={"task": "b", "group": "globex"})
             assert (await asyncio.wait_for(submitted, PATIENCE)).status_code == 201
         await asyncio.gather(*changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "reading"),
+    [
+        ("POST", "job/{}/cancel", None, "joex.http.dependencies.place_of"),
+        ("POST", "job/{}/retry", None, "joex.http.jobs.get_job"),
+        ("PATCH", "periodic/acme/nightly", {"enabled": False}, "joex.http.periodic.find"),
+        ("DELETE", "periodic/acme/nightly", None, "joex.http.periodic.find"),
+        ("POST", "periodic/acme/nightly", None, "joex.http.periodic.find"),
+        ("POST", "keyed/cancel", {"type": "t", "id": "acme/one"}, "joex.store.keyed.get"),
+    ],
+)
+async def test_what_changes_of_one_tenant_read_leaves_connections_to_others_however_long_it_takes(  # noqa: PLR0917
+    application, http_as, client, monkeypatch, method, path, body, reading
+):
+    begun, may_end, read = list[str](), asyncio.Event(), resolve_name(reading)
+
+    async def hold_a_connection(*given: Any, **more: Any) -> Any:
+        begun.append(reading)
+        await may_end.wait()
+        return await read(*given, **more)
+
+    job_id = await client.submit("a", group="acme")
+    await client.keyed.add("t", "acme/one", {}, group="acme")
+    await client.periodic.put("acme/nightly", "t", "03:00", group="acme")
+    monkeypatch.setattr(reading, hold_a_connection)
+    async with http_as(*Scope, groups=["acme"]) as tenant, http_as("submit") as other:
+        url = f"/api/v1/{path.format(job_id)}"
+        changes = [asyncio.create_task(tenant.request(method, url, json=body)) for _ in range(20)]
+        try:
+            await eventually(lambda: application.state.acts._of.total() == len(changes), why="all are in the line")
+            await eventually(lambda: begun, why="one reads")
+            submitted = other.post("/api/v1/jobs", json={"task": "b"})
+            assert (await asyncio.wait_for(submitted, PATIENCE)).status_code == 201
+            assert len(begun) == 1
+        finally:
+            may_end.set()
+        assert {(await one).status_code for one in changes} <= {200, 201, 404, 409}
 
 
 async def test_changes_of_four_tokens_leave_connections_to_the_submissions_of_others(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 from uuid import UUID
@@ -14,7 +14,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 from joex.client.client import Client
 from joex.core.trace_context import trace_context_of
-from joex.http.caller import TheCaller
+from joex.http.caller import Caller, TheCaller
 from joex.http.errors import Answers, cut, problems
 from joex.http.executor_protocol import ExecutorProtocol
 from joex.http.models import Name
@@ -67,7 +67,9 @@ TheReport = Annotated[AbstractAsyncContextManager[None], Depends(_report)]
 """Held while a route reads, or passes over, what other groups have: few such calls read at a time, so that the
 others find a connection."""
 TheTurn = Annotated[AbstractAsyncContextManager[Connection], Depends(_turn)]
-"""A transaction in which the caller changes something, when it is its turn (`joex.http.turns`)."""
+"""A transaction in which the caller changes something, when it is its turn (`joex.http.turns`).
+
+What a change must read, it reads here: beside its turn, its caller would have as many reads at a time as calls."""
 QueueFilter = Annotated[Name | None, Query(description="only of this queue")]
 GroupFilter = Annotated[Name | None, Query(description="only of this group")]
 TheTraceContext = Annotated[str | None, Depends(_trace_context)]
@@ -76,12 +78,30 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="at most this many")]
 
 
 async def _reachable(client: TheClient, caller: TheCaller, job_id: UUID) -> UUID:
-    if caller.bounds.are_set:
+    if caller.bounds.are_set:  # (Others need no connection.)
         async with client.using() as connection:
-            place = await place_of(connection, job_id)
+            await _check_reachable(connection, caller, job_id)
+    return job_id
+
+
+async def _turn_of_job(turn: TheTurn, caller: TheCaller, job_id: UUID) -> AbstractAsyncContextManager[Connection]:
+    return _reaching(turn, caller, job_id)
+
+
+@asynccontextmanager
+async def _reaching(
+    turn: AbstractAsyncContextManager[Connection], caller: Caller, job_id: UUID
+) -> AsyncIterator[Connection]:
+    async with turn as connection:
+        await _check_reachable(connection, caller, job_id)
+        yield connection
+
+
+async def _check_reachable(connection: Connection, caller: Caller, job_id: UUID) -> None:
+    if caller.bounds.are_set:
+        place = await place_of(connection, job_id)
         if place is None or not caller.bounds.holds(*place):
             no_such_job(job_id)
-    return job_id
 
 
 def no_such_job(job_id: UUID) -> NoReturn:
@@ -95,6 +115,8 @@ def no_such_job(job_id: UUID) -> NoReturn:
 
 JobId = Annotated[UUID, Depends(_reachable)]
 """The id of a job in a path. A job outside of the caller's bounds is answered as one that does not exist."""
+TheTurnOfJob = Annotated[AbstractAsyncContextManager[Connection], Depends(_turn_of_job)]
+"""`TheTurn` of a change of the job in a path, which refuses one as `JobId` does."""
 
 
 class _NameConvertor(PathConvertor):
@@ -113,7 +135,7 @@ BEARER: params.Depends = Security(
 
 def has_line(dependant: Any) -> bool:
     """Whether the calls of a route wait for their turn in a line of their own: lists, reports and changes."""
-    return any(one.call in {_report, _turn} for one in dependant.dependencies)
+    return any(one.call in {_report, _turn} or has_line(one) for one in dependant.dependencies)
 
 
 def _query_parameters(dependant: Any) -> Iterator[str]:

@@ -9,7 +9,6 @@ from uuid import UUID
 from fastapi import APIRouter, Body, HTTPException, Query, Response, status
 from pydantic import BaseModel, FailFast, Field
 
-from joex.client.client import Client
 from joex.client.submissions import new_job
 from joex.core.access import Scope
 from joex.core.job import NewJob, State
@@ -24,7 +23,7 @@ from joex.http.dependencies import (
     TheClient,
     TheReport,
     TheTraceContext,
-    TheTurn,
+    TheTurnOfJob,
     no_such_job,
     refusals,
 )
@@ -36,6 +35,7 @@ from joex.store.job_logs import Attempt, LogEntry, attempts, job_log
 from joex.store.job_pages import check_cursor
 from joex.store.jobs import get_job
 from joex.store.listing import Filter, list_jobs
+from joex.store.statement import Connection
 from joex.tracing import receiving
 
 routes = APIRouter(route_class=Route, tags=["jobs"], responses=problems(503))
@@ -187,7 +187,7 @@ async def why_not(client: TheClient, caller: TheCaller, job_id: JobId) -> list[W
     responses=refusals(404, 409) | {202: {"model": Cancelled, "description": "Its run is asked to end"}},
     dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)],
 )
-async def cancel_job(client: TheClient, turn: TheTurn, job_id: JobId, response: Response) -> Cancelled:
+async def cancel_job(client: TheClient, turn: TheTurnOfJob, job_id: UUID, response: Response) -> Cancelled:
     """Cancel a job."""
     async with turn as connection:
         answer = await client.cancel(job_id, connection=connection)
@@ -202,27 +202,27 @@ async def cancel_job(client: TheClient, turn: TheTurn, job_id: JobId, response: 
 
 
 @routes.post("/api/v1/job/{job_id}/priority", responses=refusals(404, 409), dependencies=[needs(Scope.OPERATE)])
-async def change_priority(client: TheClient, turn: TheTurn, job_id: JobId, body: PriorityBody) -> Done:
+async def change_priority(client: TheClient, turn: TheTurnOfJob, job_id: UUID, body: PriorityBody) -> Done:
     """Change the priority of a waiting job."""
     async with turn as connection:
         is_changed = await client.set_priority(job_id, body.priority, connection=connection)
-    if not is_changed:
-        await _refuse(client, job_id, "only the priority of a waiting job can change")
+        if not is_changed:
+            await _refuse(connection, job_id, "only the priority of a waiting job can change")
     return Done(f"the priority is {body.priority}")
 
 
 @routes.post("/api/v1/job/{job_id}/args", responses=refusals(404, 409), dependencies=[needs(Scope.OPERATE)])
-async def change_args(client: TheClient, turn: TheTurn, job_id: JobId, body: ArgsBody) -> Done:
+async def change_args(client: TheClient, turn: TheTurnOfJob, job_id: UUID, body: ArgsBody) -> Done:
     """Replace all arguments of a waiting job."""
     async with turn as connection:
         is_changed = await client.set_args(job_id, body.args, connection=connection)
-    if not is_changed:
-        await _refuse(client, job_id, "only the arguments of a waiting job can change")
+        if not is_changed:
+            await _refuse(connection, job_id, "only the arguments of a waiting job can change")
     return Done("the arguments are changed")
 
 
 @routes.delete("/api/v1/job/{job_id}", responses=refusals(404), dependencies=[needs(Scope.OPERATE)])
-async def delete_job(client: TheClient, turn: TheTurn, job_id: JobId) -> Done:
+async def delete_job(client: TheClient, turn: TheTurnOfJob, job_id: UUID) -> Done:
     """Remove a job and its log. A running job is asked to stop, and removed when its run has ended."""
     async with turn as connection:
         answer = await client.remove(job_id, connection=connection)
@@ -232,12 +232,14 @@ async def delete_job(client: TheClient, turn: TheTurn, job_id: JobId) -> Done:
 
 
 @routes.post("/api/v1/job/{job_id}/retry", responses=refusals(404, 409), dependencies=[needs(Scope.OPERATE)])
-async def retry_job(client: TheClient, turn: TheTurn, job_id: JobId) -> Done:
+async def retry_job(client: TheClient, turn: TheTurnOfJob, job_id: UUID) -> Done:
     """Run a failed or cancelled job again, or now one that is stuck or not due."""
     async with turn as connection:
         is_retried = await client.retry(job_id, connection=connection)
-    if not is_retried:
-        await _refuse(client, job_id, "only a job that failed, was cancelled, is stuck or not due can be retried")
+        if not is_retried:
+            await _refuse(
+                connection, job_id, "only a job that failed, was cancelled, is stuck or not due can be retried"
+            )
     return Done("the job waits to run again")
 
 
@@ -271,10 +273,9 @@ def _checked(nr: int, body: JobBody) -> NewJob:
         raise InvalidJob(f"jobs[{nr}].{error}") from error
 
 
-async def _refuse(client: Client, job_id: UUID, rule: str) -> NoReturn:
+async def _refuse(connection: Connection, job_id: UUID, rule: str) -> NoReturn:
     """Raise the reason why a job did not change."""
-    async with client.using() as connection:
-        job = await get_job(connection, job_id, payloads=False)
+    job = await get_job(connection, job_id, payloads=False)
     if job is None:
         no_such_job(job_id)
     raise HTTPException(status.HTTP_409_CONFLICT, f"the job is {job.state}: {rule}")

@@ -26,6 +26,7 @@ from joex.http.values import Shown
 from joex.http.visible import most_bytes
 from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
 from joex.store import keyed
+from joex.store.statement import Connection
 from joex.tracing import receiving
 
 routes = APIRouter(route_class=Route, tags=["keyed jobs"], responses=refusals(503))
@@ -137,24 +138,28 @@ def refused(answer: str) -> Response:
     return JSONResponse({"answer": answer, "detail": _WORDS[answer]}, code)
 
 
-async def named(client: Client, caller: Caller, body: JobNameBody) -> tuple[Any, Any] | None:
+async def named(
+    client: Client, caller: Caller, body: JobNameBody, connection: Connection | None = None
+) -> tuple[Any, Any] | None:
     """The type and id of a job that the body names in either way; None: there is none that the caller may reach.
 
     (A name whose job may not exist comes back too, unless the caller is bound.)
     """
     if body.uuid is None and not caller.bounds.are_set:
         return body.type, body.id
-    row = await _find(client, caller, body, payloads=False)
+    row = await _find(client, caller, body, payloads=False, given=connection)
     if row is None:
         return None
     job = keyed_job(row)
     return job.type, job.id
 
 
-async def _find(client: Client, caller: Caller, body: JobNameBody, *, payloads: bool) -> keyed.KeyedRow | None:
+async def _find(
+    client: Client, caller: Caller, body: JobNameBody, *, payloads: bool, given: Connection | None = None
+) -> keyed.KeyedRow | None:
     """The job that the body names; None: there is none that the caller may reach."""
     uuid = body.uuid
-    async with client.using() as connection:
+    async with client.using(given) as connection:
         if uuid is None:
             uuid = await keyed.find(connection, name_of("type", body.type), pack("id", body.id))
         # (Also where there is none: a bound caller must not tell it by the time from a job that it may not reach.)
@@ -206,11 +211,9 @@ async def cancel_keyed_job(
     body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller, turn: TheTurn
 ) -> Ok | Response:
     """Cancel a job: it is finished now, or when its run has stopped. It stays, and you can resubmit it."""
-    name = await named(client, caller, body)
-    if name is None:
-        return answered("not_found")
     async with turn as connection:
-        return answered(await jobs.cancel(*name, connection=connection))
+        name = await named(client, caller, body, connection)
+        return answered("not_found" if name is None else await jobs.cancel(*name, connection=connection))
 
 
 @routes.post(

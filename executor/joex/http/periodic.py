@@ -20,14 +20,15 @@ from joex.client.periodic import check_timer
 from joex.core.access import Scope
 from joex.core.duration import format_duration
 from joex.errors import InvalidJob, NotYours
-from joex.http.caller import TheCaller, needs
+from joex.http.caller import Caller, TheCaller, needs
 from joex.http.dependencies import Done, Limit, TheClient, TheReport, TheTurn, refusals
 from joex.http.errors import Answers, Problem, problems
 from joex.http.models import Body, Name, WorkBody
 from joex.http.route import Route
 from joex.http.visible import most_bytes
 from joex.store.bounded import NOTHING
-from joex.store.periodic import PeriodicTask, find, page_of_tasks
+from joex.store.periodic import PeriodicTask, TaskName, find, page_of_tasks
+from joex.store.statement import Connection
 
 routes = APIRouter(route_class=Route, tags=["periodic tasks"])
 
@@ -42,19 +43,13 @@ _FORCE = "; or add any_owner=true"
 Id = Annotated[Name, Path(description="its id, which may contain slashes")]
 
 
-async def _named(
-    client: TheClient,
-    caller: TheCaller,
+async def _name(
     task_id: Id,
     queue: Annotated[Name | None, Query(description="its queue; if you leave it out: any")] = None,
     group: Annotated[Name | None, Query(description="its group; if you leave it out: any")] = None,
-) -> dict[str, str]:
-    """The periodic task that a path names. One outside of the caller's bounds counts as one that does not exist."""
-    async with client.using() as connection:
-        found = await find(connection, (task_id, queue, group), bounds=caller.bounds, most_bytes=NOTHING)
-    if found is None:
-        _no_such(task_id)
-    return {"task_id": found.id, "queue": found.queue, "group": found.group}
+) -> TaskName:
+    """What a path and its query say of a periodic task."""
+    return task_id, queue, group
 
 
 AnyOwner = Annotated[bool, Query(description="even if it has another owner")]
@@ -149,12 +144,13 @@ async def list_periodic_tasks(
 
 @routes.get("/api/v1/periodic/{task_id:name}", responses=problems(503) | _NOT_FOUND, dependencies=[needs(Scope.VIEW)])
 async def read_periodic_task(
-    client: TheClient, caller: TheCaller, named: Annotated[dict[str, str], Depends(_named)]
+    client: TheClient, caller: TheCaller, name: Annotated[TaskName, Depends(_name)]
 ) -> ShownTask:
     """Read a periodic task."""
     async with client.using() as connection:
-        name = (named["task_id"], named["queue"], named["group"])
-        task = await find(connection, name, most_bytes=most_bytes(caller))
+        named = await _named(connection, caller, name)
+        one = (named["task_id"], named["queue"], named["group"])
+        task = await find(connection, one, most_bytes=most_bytes(caller))
     if task is None:
         _no_such(named["task_id"])
     return _shown(task)
@@ -182,7 +178,8 @@ async def set_periodic_task(
 async def enable_periodic_task(
     client: TheClient,
     turn: TheTurn,
-    named: Annotated[dict[str, str], Depends(_named)],
+    caller: TheCaller,
+    name: Annotated[TaskName, Depends(_name)],
     body: EnabledBody,
     *,
     any_owner: AnyOwner = False,
@@ -191,6 +188,7 @@ async def enable_periodic_task(
     change = client.periodic.enable if body.enabled else client.periodic.disable
     with _owned("" if any_owner else _FORCE):
         async with turn as connection:
+            named = await _named(connection, caller, name)
             found = await change(**named, any_owner=any_owner, connection=connection)
     if not found:
         _no_such(named["task_id"])
@@ -205,13 +203,15 @@ async def enable_periodic_task(
 async def remove_periodic_task(
     client: TheClient,
     turn: TheTurn,
-    named: Annotated[dict[str, str], Depends(_named)],
+    caller: TheCaller,
+    name: Annotated[TaskName, Depends(_name)],
     *,
     any_owner: AnyOwner = False,
 ) -> Done:
     """Remove a periodic task; its jobs stay."""
     with _owned("" if any_owner else _FORCE):
         async with turn as connection:
+            named = await _named(connection, caller, name)
             found = await client.periodic.remove(**named, any_owner=any_owner, connection=connection)
     if not found:
         _no_such(named["task_id"])
@@ -225,11 +225,12 @@ async def remove_periodic_task(
     dependencies=[needs(Scope.OPERATE)],
 )
 async def run_periodic_task_now(
-    client: TheClient, turn: TheTurn, named: Annotated[dict[str, str], Depends(_named)]
+    client: TheClient, turn: TheTurn, caller: TheCaller, name: Annotated[TaskName, Depends(_name)]
 ) -> Ran:
     """Create the job of a periodic task now, whatever its timer and its owner are, and even if it is disabled."""
     with _owned():
         async with turn as connection:
+            named = await _named(connection, caller, name)
             answer, job = await client.periodic.run_now(**named, connection=connection)
     if answer == "overlapping":
         detail = f"the last job of periodic task {named['task_id']!r} is not finished"
@@ -248,6 +249,14 @@ def check_calendar_event(body: TimerBody) -> TimerAnswer:
         return TimerAnswer(success=False, message=str(error), event=None, next=[])
     said = "valid" if found.next else "valid, but never due again"
     return TimerAnswer(success=True, message=said, event=found.normal, next=found.next)
+
+
+async def _named(connection: Connection, caller: Caller, name: TaskName) -> dict[str, str]:
+    """The periodic task with this name. One outside of the caller's bounds counts as one that does not exist."""
+    found = await find(connection, name, bounds=caller.bounds, most_bytes=NOTHING)
+    if found is None:
+        _no_such(name[0])
+    return {"task_id": found.id, "queue": found.queue, "group": found.group}
 
 
 @contextmanager
