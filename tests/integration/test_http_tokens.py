@@ -960,9 +960,12 @@ async def test_a_call_that_waits_for_its_turn_when_the_server_stops_is_to_be_tri
     assert sum(answer.status_code == 200 for answer in answers) == at_work
 
 
-@pytest.mark.parametrize("path", ["job/{}", "jobs"])
-async def test_a_read_whose_caller_has_hung_up_before_its_turn_is_not_done_and_a_submission_is(
-    application, create, client, path
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "job/{}"), ("GET", "jobs"), ("POST", "keyed/list"), ("POST", "keyed/count"), ("POST", "keyed/active")],
+)
+async def test_a_read_whose_caller_has_hung_up_before_its_turn_is_not_done_and_a_change_is(
+    application, create, client, method, path
 ):
     async def hangs_up(scope: Any, receive: Any, send: Any) -> None:
         is_read = False
@@ -977,9 +980,11 @@ async def test_a_read_whose_caller_has_hung_up_before_its_turn_is_not_done_and_a
 
     job_id, token = await client.submit("a", group="acme"), await create("view", "submit", groups=["acme"])
     async with browse(hangs_up, token) as http:
-        answer = await http.get(f"/api/v1/{path.format(job_id)}")
-        assert (answer.status_code, answer.json()["detail"]) == (400, "the caller has gone")
+        body = {"type": "t"} if method == "POST" else None
+        answer = await http.request(method, f"/api/v1/{path.format(job_id)}", json=body)
+        assert (answer.status_code, answer.json()) == (400, {"detail": "the caller has gone"})
         assert (await http.post("/api/v1/jobs", json={"task": "b", "group": "acme"})).status_code == 201
+        assert (await http.post(f"/api/v1/job/{job_id}/cancel")).status_code == 200
 
 
 @pytest.mark.parametrize("state", ["40001", "55P03"])

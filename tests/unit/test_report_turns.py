@@ -17,7 +17,12 @@ from tests.support.waiting import PATIENCE, eventually
 def request_of(name: str, **state: Any) -> Request:
     caller = Caller(name, frozenset({Scope.VIEW}), groups=(name,))
     app = SimpleNamespace(state=SimpleNamespace(closing=asyncio.Event()))
-    return Request({"type": "http", "method": "POST", "headers": [], "app": app, "state": {CALLER: caller, **state}})
+
+    async def stay() -> Any:
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "headers": [], "app": app, "state": {CALLER: caller, **state}}
+    return Request(scope, stay)
 
 
 async def test_a_caller_waits_for_two_reports_of_another_one_however_many_that_one_wants():

@@ -184,13 +184,15 @@ async def refuse_if_revoked(request: Request) -> None:
         raise HTTPException(status.HTTP_401_UNAUTHORIZED, "the token has expired, or was revoked")
 
 
-async def refuse_if_gone(request: Request) -> None:
+async def refuse_if_gone(request: Request, *, is_read: bool = False) -> None:
     """Refuse a read that has waited if its caller has hung up. A change is made all the same, as if it had not waited.
+
+    ``is_read``: it is a read whatever its method: programs read keyed jobs by POST.
 
     Raises:
         HTTPException: 400.
     """
-    if request.method in {"GET", "HEAD"} and await request.is_disconnected():
+    if (is_read or request.method in {"GET", "HEAD"}) and await request.is_disconnected():
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "the caller has gone")
 
 

@@ -76,10 +76,11 @@ class Line:
         what: whose line it is, for messages.
         most: turns at a time.
         of_each: of them, those of one caller.
+        of_reads: it is a line of reads: a caller that has hung up needs none.
     """
 
-    def __init__(self, what: str, most: int, of_each: int) -> None:
-        self._what, self._of_each = what, of_each
+    def __init__(self, what: str, most: int, of_each: int, *, of_reads: bool) -> None:
+        self._what, self._of_each, self._of_reads = what, of_each, of_reads
         self._turns, self._all = Turns(), asyncio.Semaphore(most)
         self._of: Counter[str] = Counter()
 
@@ -88,7 +89,8 @@ class Line:
         """Held while this request is at work.
 
         Raises:
-            HTTPException: 401: the token was revoked meanwhile. 503: too many of this caller wait, or the server stops.
+            HTTPException: 400: it is a read, and its caller has hung up. 401: the token was revoked meanwhile. 503:
+                too many of this caller wait, or the server stops.
         """
         key, closing = (await caller_of(request)).key, request.app.state.closing
         if self._of[key] >= MOST_IN_LINE:
@@ -96,7 +98,7 @@ class Line:
         with counted(self._of, key):
             async with held(self._turns.of(key, self._of_each), closing), held(self._all, closing):
                 await refuse_if_revoked(request)
-                await refuse_if_gone(request)
+                await refuse_if_gone(request, is_read=self._of_reads)
                 yield
 
     @asynccontextmanager
@@ -108,12 +110,12 @@ class Line:
 
 def line_of_reports() -> Line:
     """The line for what passes over the jobs or periodic tasks of others."""
-    return Line("lists", MOST_REPORTS, MOST_REPORTS)
+    return Line("lists", MOST_REPORTS, MOST_REPORTS, of_reads=True)
 
 
 def line_of_acts() -> Line:
     """The line for acts, which the audit notes: what programs do all day (resubmissions of keyed jobs) has no turn."""
-    return Line("changes", MOST_ACTING, 1)
+    return Line("changes", MOST_ACTING, 1, of_reads=False)
 
 
 @asynccontextmanager
