@@ -287,6 +287,7 @@ COMPARES = (
     "joex_private.accept('mine' COLLATE {})",
     "joex_private.accept_state('mine' COLLATE {})",
     "joex_private.watch_for_workers('me', 'mine' COLLATE {}, '1 minute')",
+    "joex_private.watch_for_workers('me' COLLATE {}, 'mine', '0')",
     "joex.subscribe('me' COLLATE {}, '1 minute')",
     "joex.wait_no_more('me' COLLATE {}, ARRAY(SELECT id FROM joex.jobs))",
     "joex.unsubscribe('me' COLLATE {})",

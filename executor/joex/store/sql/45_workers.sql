@@ -71,7 +71,7 @@ CREATE OR REPLACE FUNCTION joex_private.watch_for_workers(p_name text, p_queue t
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     p_for := joex_private.in_seconds(p_for);
-    PERFORM joex_private.forget_watches(p_name);
+    PERFORM joex_private.forget_watches(joex_private.exact(p_name));
     IF p_for <= interval '0' THEN
         DELETE FROM joex_private.watch w
         WHERE w.name = p_name AND w.for_workers AND joex_private.may('{work}', w.queue, NULL);
