@@ -1,9 +1,12 @@
 """Large arguments, results and log lines: they have limits, and do not delay anything else."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from copy import copy
+from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -49,13 +52,18 @@ class Spy:
     """Records the calls of `joex.store.runs.finish_many`, and passes them on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[list[EndedRun], bool]] = []
+        self.calls: list[tuple[list[EndedRun], float]] = []
+        """What it was given, and when."""
         self._finish_many = runs.finish_many
         monkeypatch.setattr(runs, "finish_many", self)
 
     async def __call__(self, connection: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
-        self.calls.append((list(ends), skip_locked))
+        self.calls.append((list(ends), time.monotonic()))
         return await self._finish_many(connection, ends, skip_locked=skip_locked)
+
+    def tries(self, job_id: UUID) -> list[float]:
+        """When the executor has tried to write the end of the job's run."""
+        return [at for ends, at in self.calls if job_id in {end.id for end in ends}]
 
 
 async def refuse(connection: asyncpg.Connection, table: str, when: str, error: str = "internal_error") -> None:
@@ -455,39 +463,40 @@ async def test_an_end_that_was_written_too_late_to_be_heard_of_is_told_as_the_da
 # Locked rows.
 
 
-async def test_a_row_that_somebody_holds_makes_the_ends_of_others_wait_once_and_not_again(
+async def test_rows_that_other_transactions_lock_one_after_the_other_delay_the_ends_of_no_other_runs(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each lock is a new one, so that what the executor has learned from the one before does not help it."""
     spy, go_on = Spy(monkeypatch), asyncio.Event()
     app = joex.App()
 
-    @app.task("held")
-    async def held(ctx: joex.Context) -> None:
-        await go_on.wait()
-
     @app.task("task")
     async def task(ctx: joex.Context) -> None:
-        pass
+        await go_on.wait()
+
+    async def started(job_id: object) -> None:
+        await inside.log.wait_for(RunStarted, lambda event: event.job.id == job_id)
+
+    async def lock_one_of_two() -> None:
+        go_on.clear()
+        locked, free = [await client.submit("task") for _ in range(2)]
+        await started(locked)
+        await started(free)
+        async with connection.transaction():
+            await connection.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", locked)
+            go_on.set()  # both runs end in one batch
+            await inside.ended(free)
+            await eventually(lambda: len(spy.tries(locked)) >= 4)
+        await inside.ended(locked)
+        assert (await client.get(locked)).state == "success"
+        pauses = [after - before for before, after in pairwise(spy.tries(locked)[:4])]
+        assert all(pause >= 0.01 * 2**nr for nr, pause in enumerate(pauses)), pauses
 
     async with executor_inside(app, database_url, lease=LONG, pool_size=2) as inside:
-        job_id = await client.submit("held")
-        await inside.log.wait_for(RunStarted)
-        async with connection.transaction():
-            await connection.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", job_id)
-            go_on.set()
-            trouble = await inside.log.wait_for(DatabaseTrouble)  # found out
-            found_out = len(spy.calls)
-
-            def tries() -> list[bool]:
-                return [skips for ends, skips in spy.calls[found_out:] if job_id in {end.id for end in ends}]
-
-            while len(tries()) < 5:  # and more jobs end all the time
-                await inside.ended(await client.submit("task"))
-            assert all(tries())
-            assert all(skips for _, skips in spy.calls[found_out:])
-        await inside.ended(job_id)
-    assert trouble.service == "finisher"
-    assert (await client.get(job_id)).state == "success"
+        for _ in range(3):
+            await lock_one_of_two()
+    assert {len(ends) for ends, _ in spy.calls} == {1, 2}
+    assert [event for event in inside.log.events if isinstance(event, DatabaseTrouble)] == []
 
 
 async def _has_lines(client: AnyClient, job_id: Any, number: int) -> bool:

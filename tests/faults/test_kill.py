@@ -71,9 +71,9 @@ async def test_a_job_whose_end_could_not_be_written_before_the_kill_runs_again(
         await connection.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", job_id)
         await effects.flag("go")
         await eventually(lambda: _ended(effects, job_id))
-        await eventually(lambda: _waits_for_lock(client), why="the finish waits for the row")
+        await eventually(lambda: _has_tried_to_write(client), why="the row is locked for the finish")
         await executor.kill()
-        # Its session waits until its timeout. If it could write the end before that, the job would be done.
+        # (A session that could still write the end when the lock goes would end the job.)
         await eventually(lambda: _no_session_of(client, "joex one"))
         await executors.start("one")
         # The dead executor is replaced although the row of its job is locked.
@@ -318,11 +318,16 @@ async def _ended_run(effects: Effects, job_id: UUID) -> asyncpg.Record:
     return run
 
 
-async def _waits_for_lock(client: AnyClient) -> Any:
+async def _has_tried_to_write(client: AnyClient) -> Any:
+    """Whether the last statement of a session is the end of a run."""
     async with client.acquire() as connection:
-        return await connection.fetchval("""
-            SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%finish_many%')
-        """)
+        return await connection.fetchval(
+            """
+            SELECT EXISTS (SELECT FROM pg_stat_activity
+                           WHERE datname = current_database() AND state = 'idle' AND query LIKE $1)
+            """,
+            "%finish_many(%",
+        )
 
 
 async def _no_session_of(client: AnyClient, name: str) -> Any:

@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from uuid import UUID
 
 from joex.core.events import Emit, RunEnded, RunNotWritten, WorkerConflict
 from joex.core.job import State, TakenJob
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOCKED_RETRY_IN = 0.25
+_START_RETRY_IN = 0.25  # seconds, where another transaction locks the row
+_FIRST_RETRY_IN, _LONGEST_RETRY_IN = 0.01, 1.0  # the same for an end, doubled each time: it may be large
 _NOTES_WITHIN = 2.0  # seconds; a server that is just back answers many executors at once, and slowly
 _BATCH_BYTES = 1_000_000
 _LARGE = 250_000  # bytes; a larger end is written apart
@@ -47,10 +47,11 @@ _LONGEST_REASON = 2000
 class End(EndedRun):
     """The end of a run as the finisher writes it, and the decision about it.
 
-    ``has_committed``: the task's own transaction has. (This object is the row too: one for each run instead of two.)
+    ``has_committed``: the task's own transaction has; ``retry_in``: seconds until the next try, if another transaction
+    locks the job's row. (This object is the row too: one for each run instead of two.)
     """
 
-    __slots__ = ("has_committed", "is_refused", "is_settled", "job", "said", "size", "verdict")
+    __slots__ = ("has_committed", "is_refused", "is_settled", "job", "retry_in", "said", "size", "verdict")
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class End(EndedRun):
         self.has_committed = has_committed
         self.is_settled = False
         self.is_refused = False
+        self.retry_in = _FIRST_RETRY_IN
         self.size = _ROW_BYTES + (0 if result is None else len(result)) + (0 if message is None else len(message))
 
     def fail(self, why: str) -> None:
@@ -136,12 +138,10 @@ class Finisher:
         self._ends: list[End] = []
         self._apart: list[End] = []
         self._budget = _BATCH_BYTES
-        self._locked: set[UUID] = set()  # runs (lock ids) whose rows other transactions lock
         self._some = asyncio.Event()
         self._trouble_apart = Trouble("bulk", emit)
         self._starts = StartMarks(self._some.set)
         self._loop = asyncio.get_running_loop()
-        self._careful = False
         self._notes_lag = False
 
     def started(self, job: TakenJob, at: float) -> None:
@@ -172,8 +172,6 @@ class Finisher:
                         await self._write(apart)
                         trouble.over()
                     except (JoexError, OSError) as error:
-                        # A row that another session has locked is such an error too: the next try skips locked rows.
-                        self._careful = True
                         self._notes_lag = False  # the ends lag too: when the database is back, the lines come first
                         await asyncio.sleep(trouble.failed(error))
                         self._some.set()
@@ -195,7 +193,6 @@ class Finisher:
                     starts = []
                 if ends:
                     await _halved(ends, lambda part: self._write_ends(connection, part), self._refused)
-                    self._careful = False
                     self._budget = min(self._budget * 2, _BATCH_BYTES)
         except BaseException as error:
             self._apart += apart
@@ -255,7 +252,7 @@ class Finisher:
         locked = await runs.start_many(connection, [(job.id, job.lock_id, now - at) for job, at in starts])
         for job, at in starts:
             if job.lock_id in locked:  # (if the run ends before that, its end marks it, and this changes nothing)
-                self._starts.add(job, at, now + _LOCKED_RETRY_IN)
+                self._starts.add(job, at, now + _START_RETRY_IN)
 
     def _give_up_start(self, start: tuple[TakenJob, float], error: JoexError) -> None:
         """Give up a mark that the database does not take; the end of the run says it all."""
@@ -278,8 +275,8 @@ class Finisher:
             self._notes_lag = not await self._reports.flushed_within(_NOTES_WITHIN)
 
     async def _write_ends(self, connection: Any, ends: Sequence[End]) -> None:
-        # (A row that another transaction locks would keep the whole batch waiting, each time.)
-        answers = await runs.finish_many(connection, ends, skip_locked=self._careful or bool(self._locked))
+        # (The whole batch would wait for a row that another transaction locks: a tenant can lock one anew each time.)
+        answers = await runs.finish_many(connection, ends, skip_locked=True)
         unusual = {id(row): answer for row, answer in answers}
         # The answer to a statement got lost, or came too late: report what the statement has written.
         unheard = [end for end in ends if unusual.get(id(end)) == "already" and not end.has_committed]
@@ -290,10 +287,9 @@ class Finisher:
         """Report a written end; False: it is not written."""
         end.is_settled = True  # (not retried, even if the rest of its batch is)
         if answer == "locked":
-            self._locked.add(end.lock_id)
-            self._loop.call_later(_LOCKED_RETRY_IN, self._again, end)
+            self._loop.call_later(end.retry_in, self._again, end)
+            end.retry_in = min(2 * end.retry_in, _LONGEST_RETRY_IN)
             return False
-        self._locked.discard(end.lock_id)
         if answer == "worker_conflict" and end.has_committed:
             answer = "already"  # and the job has been resubmitted since
         if answer == "worker_conflict":
