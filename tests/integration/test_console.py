@@ -733,7 +733,7 @@ async def test_the_names_in_its_commands_are_quoted_for_a_shell(browse: Open, cl
             "/group?queue=new+mail&group=a%03%0A'id'%C2%9B",
             r"joex groups set --queue 'new mail' --weight 3 -- $'a\003\012\047id\047\302\233'",
         ),
-        ("/fairness?queue=new+mail", "joex groups list --queue 'new mail'"),
+        ("/fairness?queue=new+mail", "joex groups --queue 'new mail'"),
     ):
         assert command in unescape((await console.get(path)).text)
 
@@ -749,6 +749,18 @@ async def test_a_wrong_name_in_a_form_gets_a_line_that_names_the_field(browse: O
         answer = await console.post(path, data=form, headers=HERE)
         assert answer.status_code == 400
         assert complaint in answer.text
+
+
+async def test_a_part_of_a_subject_is_looked_for_in_fewer_of_the_jobs_that_an_act_would_change(
+    browse: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison of a tenant's long subjects takes the server many times as long as one of names."""
+    monkeypatch.setattr("joex.console.jobs.MOST_SUBJECTS_COUNTED", 3)
+    await client.submit_many([NewJob("mail.send", {}, subject="mail") for _ in range(5)])
+    console = browse()
+    for query, number, is_cut in (("text=mail", 3, True), ("task=mail.send", 5, False)):
+        page = (await console.get(f"/all?act=cancel&{query}")).text
+        assert (f"Cancel {number} jobs?" in page, "there may be more" in page) == (True, is_cut), page
 
 
 async def test_all_that_matches_is_changed_but_no_more_than_was_confirmed(
@@ -1262,6 +1274,8 @@ async def test_a_search_finds_page_by_page_what_the_list_has(
         Search(queue="other"),
         Search(bounds=Bounds(groups=("acme", "hooli"))),
         Search(group="acme", bounds=Bounds(groups=("hooli",))),
+        Search(subject="."),
+        Search(subject="***="),
     ]
     for one in wanted:
         found, cursor, pages = [], None, 0
@@ -1340,7 +1354,12 @@ async def test_wrong_input_gets_a_line_that_names_the_field(browse: Open, client
         ("/jobs?cursor=nonsense", 400, "cursor: "),
         ("/jobs/00000000-0000-0000-0000-000000000000", 404, "There is no job"),
         ("/jobs/nothing", 400, "job_id: "),
-        ("/jobs?text=%00", 400, "NUL"),
+        ("/jobs?text=%00", 400, "text: must not contain a NUL character"),
+        ("/jobs?queue=%00", 400, "queue: must not contain a NUL character"),
+        ("/pool?home=a&pool=%00", 400, "pool: must not contain a NUL character"),
+        ("/simulate?run=1&queue=%00", 400, "queue: must not contain a NUL character"),
+        (f"/jobs?text={'a' * 65}", 400, "text: String should have at most 64 characters"),
+        (f"/all?act=cancel&text={'a' * 65}", 400, "text: String should have at most 64 characters"),
         ("/periodic?timer=nonsense", 200, "nonsense"),
     ):
         answer = await console.get(path)

@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 
 from fastapi import Depends, HTTPException, Query, Request, params, status
 from fastapi.responses import RedirectResponse
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
 from joex.client.client import Client
@@ -137,7 +139,15 @@ TheForm = Annotated[Mapping[str, str], Depends(_form)]
 """The fields of a form."""
 
 
-Text = Annotated[str, Query(max_length=254)]
+def _storable(value: str) -> str:
+    if "\0" in value:
+        raise PydanticCustomError("nul", "must not contain a NUL character")
+    return value
+
+
+Storable = AfterValidator(_storable)
+"""PostgreSQL can store the text in the query of a call: else the answer names the field."""
+Text = Annotated[str, Query(max_length=254), Storable]
 """A name, or a part of one, in the query of a call."""
 
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from joex.client.explain import Reason
 from joex.client.options import FINAL
 from joex.console.acts import ACTS, MOST_RUNNING, BulkAct
-from joex.console.calls import Text, TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.console.calls import Storable, Text, TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.console.views import MOST_SHOWN
 from joex.core.access import Scope
 from joex.core.duration import span
@@ -40,6 +40,10 @@ LINES = 200
 _LOG_BYTES = 1_000_000
 ATTEMPTS = 50
 """Of a job: the latest ones."""
+MOST_SOUGHT = 64
+"""Characters of a part of a subject: the longer it is, the longer each comparison takes the server."""
+MOST_COUNTED, MOST_SUBJECTS_COUNTED = 200_000, 50_000
+"""Jobs of each part that are read to count those that match; and where their subjects are compared."""
 STATES = ("running", "scheduled", "waiting", "stuck", "failed", "success", "cancelled")
 
 
@@ -63,7 +67,7 @@ async def _search(  # noqa: PLR0917 - the filters
     task: Text = "",
     submitter: Text = "",
     tracker: Text = "",
-    text: Text = "",
+    text: Annotated[str, Query(max_length=MOST_SOUGHT), Storable] = "",
 ) -> Search:
     return Search(
         queue or None, group or None, task or None, state or None, caller.bounds,
@@ -93,7 +97,7 @@ async def list_jobs(
     chosen = wanted.states or ()
     return console.views.page(
         request, "jobs.html", page=page, wanted=wanted, chosen=chosen, states=STATES, cursor=cursor, now=now,
-        query=_query(request), back=_query(request, cursor=True),
+        query=_query(request), back=_query(request, cursor=True), most_sought=MOST_SOUGHT,
         acts={name: act for name, act in ACTS.items() if not chosen or any(one in act.states for one in chosen)},
         done=request.query_params.get("done"), size=PAGE,
     )  # fmt: skip
@@ -191,8 +195,9 @@ async def confirm(console: TheConsole, request: Request, wanted: TheSearch, act:
     if act not in ACTS:
         not_found("There is no such act.")
     states = [state for state in ACTS[act].states if wanted.states is None or state in wanted.states]
+    most = MOST_COUNTED if wanted.subject is None else MOST_SUBJECTS_COUNTED
     async with console.searches.turn(request), console.pace.reading() as connection:
-        number, is_all = await count_jobs(connection, replace(wanted, states=states))
+        number, is_all = await count_jobs(connection, replace(wanted, states=states), most_read=most)
     return console.views.page(
         request, "all.html", act=act, label=ACTS[act].label, number=number, is_all=is_all, states=states,
         given=_given(request.query_params.multi_items()), query=_query(request),

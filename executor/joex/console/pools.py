@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from joex.console.calls import TheConsole, needs, not_found
+from joex.console.calls import Text, TheConsole, needs, not_found
 from joex.core.access import Scope
 from joex.store import pools, stats
 from joex.store.pools import PoolStep
@@ -87,8 +87,8 @@ async def list_pools(console: TheConsole, request: Request) -> Response:
 async def show_pool(
     console: TheConsole,
     request: Request,
-    home: Annotated[str, Query(max_length=254)],
-    pool: Annotated[str, Query(max_length=254)],
+    home: Text,
+    pool: Text,
     hours: Annotated[int, Query(ge=1, le=24)] = 1,
 ) -> Response:
     """How a pool was sized within the last hours, and why."""

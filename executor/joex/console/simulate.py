@@ -22,7 +22,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, status
 from pydantic_core import from_json, to_json
 from starlette.responses import PlainTextResponse, Response
 
-from joex.console.calls import Console, TheCaller, TheConsole, needs
+from joex.console.calls import Console, Storable, TheCaller, TheConsole, needs
 from joex.core.access import Scope
 from joex.core.trace import TracedJob
 from joex.http.caller import refuse_if_revoked
@@ -75,7 +75,7 @@ class Wish:
 
 async def _wish(  # noqa: PLR0917 - the fields of the form
     hours: Annotated[int, Query(ge=1, le=168)] = 24,
-    queue: Annotated[str, Query(min_length=1, max_length=254)] = "default",
+    queue: Annotated[str, Query(min_length=1, max_length=254), Storable] = "default",
     pool_size: Annotated[int, Query(ge=1, le=1000)] = 2,
     least: Annotated[int, Query(ge=0, le=1000)] = 0,
     most: Annotated[int, Query(ge=1, le=1000)] = 4,
