@@ -177,6 +177,60 @@ async def test_while_a_large_body_is_parsed_other_calls_are_served(http, monkeyp
     assert len(answer.json()["ids"]) == 200
 
 
+async def test_while_the_arguments_of_many_jobs_are_written_other_calls_are_served(http, client, monkeypatch):
+    begun, done = threading.Event(), threading.Event()
+
+    def json_text(*given: Any) -> str:
+        begun.set()
+        assert done.wait(PATIENCE)
+        return jobs.json_text(*given)
+
+    monkeypatch.setattr(route, "json_text", json_text)
+    args: list[dict[str, Any]] = [{"x": [[nr], {"\u4e2d": None}, "y" * 60_000]} for nr in range(3)]
+    call = asyncio.create_task(http.post("/api/v1/jobs/many", json=[{"task": "t", "args": one} for one in [*args, {}]]))
+    await eventually(begun.is_set)
+    for _ in range(3):
+        assert (await http.get("/healthz")).status_code == 200
+    done.set()
+    ids = (await call).json()["ids"]
+    assert [(await client.get(one)).args for one in ids] == [*args, {}]
+
+
+async def test_of_many_jobs_one_over_the_limit_is_refused_before_the_next_is_looked_at(http, connection, monkeypatch):
+    written: list[Any] = []
+
+    def json_text(*given: Any) -> str:
+        written.append(given)
+        return jobs.json_text(*given)
+
+    monkeypatch.setattr(route, "json_text", json_text)
+    many = [{"task": "t", "args": {"x": "y" * length}} for length in (1, 1_100_000, 1)]
+    answer = await http.post("/api/v1/jobs/many", json=many)
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith("jobs[1].args: at most 1000000 bytes; got a job of 11000")
+    assert len(written) == 1
+    await connection.execute("SELECT joex.set_largest('args', 2000000)")
+    assert (await http.post("/api/v1/jobs/many", json=many)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "1", "[]", "[[]]", "{}", '{"task": []}', '{"task": "t", "args": []}', '{"task": "t", "args": [[1]]}',
+        '{"task": "t", "args": null}', '{"task": "t", "args": {"x": "\\u0000"}}',
+        '{"task": "t", "args": {"x": ["\\ud800"]}}',
+        '{"task": "t", "tracker": [1]}', '{"task": "t", "retries": {}}', '{"task": "t", "priority": [[]]}',
+        '{"task": "t", "not_before": {"x": 1}}', '{"task": "t", "unknown": [1]}',
+    ],
+)  # fmt: skip
+async def test_a_wrong_job_of_many_is_refused_in_the_same_words_however_large_the_body_is(http, job):
+    body = f'[{{"task": "t", "args": {{"x": 1}}}}, {job}]'
+    small, large = [await http.post("/api/v1/jobs/many", content=pad + body) for pad in ("", " " * route.LARGE)]
+    assert small.status_code == 400
+    assert small.json()["detail"].startswith("jobs[1]")
+    assert (large.status_code, large.json()) == (400, small.json())
+
+
 async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
     monkeypatch.setattr(route, "MOST_LARGE", 2)
     ends, begun = threading.Event(), []

@@ -63,6 +63,19 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST and not is_long else f"{text[: _LONGEST - 2]}..."
 
 
+class Written(dict[str, Any]):
+    """An object, not empty, that is here as its JSON text alone: as millions of parts it would take hundreds of MB."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def __bool__(self) -> bool:
+        return True
+
+
 def as_dict(value: Any) -> dict[Any, Any]:
     """Convert a mapping of a type that the JSON encoder does not know.
 

@@ -11,10 +11,20 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_text, priority_of
+from joex.core.json_values import Written
 from joex.errors import InvalidJob
 from joex.http.errors import cut
 
@@ -47,6 +57,10 @@ def _judged(check: Callable[[str, str], T]) -> AfterValidator:
             raise ValueError(str(error).removeprefix(": ").removeprefix("priority: ")) from error
 
     return AfterValidator(judge)
+
+
+def _unless_written(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    return value if type(value) is Written else check(value)
 
 
 def _not_blank(text: str) -> str:
@@ -88,7 +102,7 @@ class WorkBody(Body):
     """A job: its task, its arguments, and its place in line."""
 
     task: str = Field(description="the name of the task", json_schema_extra=_text(254, least=1))
-    args: dict[str, Any] = Field({}, description="its arguments by name")
+    args: Annotated[dict[str, Any], WrapValidator(_unless_written)] = Field({}, description="its arguments by name")
     group: str = Field(
         "default", description="the tenant; Joex is fair between groups", json_schema_extra=_text(254, least=1)
     )

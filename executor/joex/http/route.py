@@ -9,7 +9,9 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import count
 from json.decoder import WHITESPACE, JSONArray  # type: ignore[attr-defined] # typeshed lacks them
 from json.scanner import py_make_scanner  # type: ignore[attr-defined] # likewise
 from math import isfinite
@@ -21,12 +23,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from joex.errors import ConfigError, DatabaseUnavailable
+from joex.core.json_values import Written
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
 from joex.http.caller import Caller, caller_of, needs_of, refuse_if_gone, refuse_if_revoked
 from joex.http.dependencies import has_line
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import CALLER
 from joex.http.turns import Turns, counted, held, refuse
+from joex.store.garbage import collection_paused
+from joex.store.jobs import json_text
 from joex.store.runs import size_limits
 
 MOST_REQUESTS = 700
@@ -47,6 +52,8 @@ MOST_LARGE = 4
 """Large bodies of a caller at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
+_MANY = "/api/v1/jobs/many"
+"""Here each element has one such value."""
 _LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
 _CHECKED_FROM = 1_000_000
 _OTHER_FIELDS = 20_000
@@ -201,12 +208,17 @@ class _Request(Request):
         """The parsed body."""
         body = await self.body()
         is_large = len(body) > LARGE
+        write = None
         if is_large:
-            await self._check_size(body)
+            largest = await self._check_size(body)
+            if self.scope["path"] == _MANY:
+                write = partial(_written, largest=largest)
         try:
-            return await run_in_threadpool(parse, body, finite=True) if is_large else parse(body)
+            return await run_in_threadpool(parse, body, finite=True, write=write) if is_large else parse(body)
         except json.JSONDecodeError:
             raise  # FastAPI tells the place
+        except InvalidJob as error:
+            raise HTTPException(400, str(error)) from error
         except (ValueError, RecursionError) as error:
             detail = (
                 "body: can't be read: it is no text, is nested too deeply, or has a number that is not finite, "
@@ -214,23 +226,53 @@ class _Request(Request):
             )
             raise HTTPException(400, detail) from error
 
-    async def _check_size(self, body: bytes) -> None:
+    async def _check_size(self, body: bytes) -> int | None:
+        """The limit of a value, if this body may have one that is larger."""
         path = self.scope["path"]
         values = _LIMITED.get(path, 1 if path.startswith(_LIMITED_BELOW) else 0)
         least = least_size(body) - _OTHER_FIELDS
-        if not values or least <= _CHECKED_FROM:
-            return
+        if not (values or path == _MANY) or least <= _CHECKED_FROM:
+            return None
         try:
             async with self.app.state.client.using() as connection:
                 limit = (await size_limits(connection)).args
         except (DatabaseUnavailable, ConfigError) as error:
             raise HTTPException(503, str(error), RETRY_AFTER) from error
-        if least > values * limit:
-            raise HTTPException(
-                400,
-                f"args: at most {limit} bytes; got a body of {len(body)}: store it elsewhere and pass a reference, or "
-                "raise the limit with joex.set_largest",
-            )
+        if values and least > values * limit:
+            raise HTTPException(400, _too_large(limit, f"a body of {len(body)}"))
+        return limit
+
+
+def _too_large(limit: int, got: str) -> str:
+    return (
+        f"args: at most {limit} bytes; got {got}: store it elsewhere and pass a reference, or raise the limit with "
+        "joex.set_largest"
+    )
+
+
+def _written(nr: int, job: Any, text: str, *, largest: int | None) -> Any:
+    """A job of many whose arguments are their text, before the next one is read.
+
+    As objects, those of a whole body would be millions, over which the collector of garbage walks in the event loop.
+    A list or object elsewhere is wrong in any case: an empty tuple is as wrong.
+
+    Raises:
+        InvalidJob: the arguments can't be stored, or are larger than that.
+    """
+    if not isinstance(job, dict):
+        return () if isinstance(job, list) else job
+    if largest is not None and least_size(text.encode("utf-8", "surrogatepass")) - _OTHER_FIELDS > largest:
+        raise InvalidJob(f"jobs[{nr}].{_too_large(largest, f'a job of {len(text)}')}")
+    for name, part in job.items():
+        if name == "args" and isinstance(part, dict):
+            if part:
+                try:
+                    job[name] = Written(json_text("args", part))
+                except InvalidJob as error:
+                    raise InvalidJob(f"jobs[{nr}].{error}") from error
+        elif isinstance(part, dict | list):
+            job[name] = ()
+    return job
 
 
 def least_size(body: bytes) -> int:
@@ -243,11 +285,16 @@ def least_size(body: bytes) -> int:
     return len(body.translate(None, _NO_TEXT)) - 5 * body.count(b"\\u") - body.count(b"\\/")
 
 
-def parse(body: bytes, *, finite: bool = False) -> Any:
+def parse(body: bytes, *, finite: bool = False, write: Callable[[int, Any, str], Any] | None = None) -> Any:
     """The value in a body.
 
     In a thread, others go on meanwhile. Python's parser, which is written in C, would stop all threads for more than a
     second: it gets one element of an array after the other, and what is very large is for the parser without C.
+
+    Args:
+        body: as it came.
+        finite: refuse other numbers.
+        write: makes what is kept of an element of an array, from its number, its value and its text.
 
     Raises:
         json.JSONDecodeError: the body is not JSON.
@@ -260,10 +307,13 @@ def parse(body: bytes, *, finite: bool = False) -> Any:
     decoder: Any = json.JSONDecoder(parse_constant=_finite, parse_float=_finite) if finite else json.JSONDecoder()
     if text.startswith("[", WHITESPACE.match(text, 0).end()):
         scan = _element_scanner(decoder)
+        if write is not None:
+            scan = _written_scanner(scan, write)
         decoder.scan_once = lambda text, start: JSONArray((text, start + 1), scan)
     elif len(text) > _LARGEST_IN_C:
         decoder.scan_once = py_make_scanner(decoder)
-    return decoder.decode(text)
+    with collection_paused() if len(text) > LARGE else nullcontext():
+        return decoder.decode(text)
 
 
 def _finite(number: str) -> float:
@@ -291,3 +341,15 @@ def _element_scanner(decoder: Any) -> Callable[[str, int], Any]:
             most *= 10
 
     return scan
+
+
+def _written_scanner(
+    scan: Callable[[str, int], Any], write: Callable[[int, Any, str], Any]
+) -> Callable[[str, int], Any]:
+    numbers = count()
+
+    def scan_and_write(text: str, start: int) -> Any:
+        value, end = scan(text, start)
+        return write(next(numbers), value, text[start:end]), end
+
+    return scan_and_write

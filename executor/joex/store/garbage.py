@@ -1,0 +1,45 @@
+"""The garbage collector pauses while a large value is read: millions of new objects, of which none is garbage.
+
+It would walk over all of them again and again, for seconds, in which no thread of the process goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LONGEST = 5.0
+"""Seconds from its begin in which a further reader prolongs a pause: so it ends, however many large values come."""
+
+
+class _Pause:
+    """The pause of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.readers, self.begun, self.was_on = 0, 0.0, False
+
+
+_pause = _Pause()
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """While a large value is read, in any thread."""
+    with _pause.lock:
+        if is_counted := not _pause.readers or time.monotonic() - _pause.begun < _LONGEST:
+            if not _pause.readers:
+                _pause.begun, _pause.was_on = time.monotonic(), gc.isenabled()
+                gc.disable()
+            _pause.readers += 1
+    try:
+        yield
+    finally:
+        if is_counted:
+            with _pause.lock:
+                _pause.readers -= 1
+                if not _pause.readers and _pause.was_on:
+                    gc.enable()

@@ -1,0 +1,92 @@
+"""The collector of garbage pauses while large values are read, and no longer."""
+
+import gc
+import json
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+
+from joex.http import route
+from joex.store import garbage
+from joex.store.garbage import collection_paused
+from joex.store.jobs import json_text
+from tests.support.waiting import PATIENCE
+
+MANY: dict[str, list[list[Any]]] = {"x": [[] for _ in range(60_000)]}
+
+
+@pytest.fixture
+def collections():
+    """The generations that were collected, each time."""
+    found: list[int] = []
+
+    def note(phase, info):
+        if phase == "start":
+            found.append(info["generation"])
+
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        partial(json_text, "args", MANY),
+        partial(route.parse, json.dumps(MANY).encode()),
+        partial(route.parse, json.dumps([MANY] * 3).encode(), write=partial(route._written, largest=None)),
+    ],
+    ids=["written", "parsed", "parsed and written"],
+)
+def test_while_a_large_value_is_read_no_garbage_is_collected(read, collections):
+    gc.collect()
+    del collections[:]
+    kept = read()
+    found = list(collections)
+    assert kept
+    assert len(found) <= 1  # afterwards, where the value is kept
+    assert gc.isenabled()
+
+
+def test_the_pause_ends_with_its_last_reader_in_whichever_thread():
+    begun, ends = threading.Event(), threading.Event()
+
+    def read():
+        with collection_paused():
+            begun.set()
+            ends.wait(PATIENCE)
+
+    thread = threading.Thread(target=read)
+    with collection_paused():
+        thread.start()
+        assert begun.wait(PATIENCE)
+    assert not gc.isenabled()
+    ends.set()
+    thread.join()
+    assert gc.isenabled()
+
+
+def test_readers_that_come_one_after_the_other_do_not_prolong_the_pause_without_end(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("joex.store.garbage.time.monotonic", lambda: now)
+    first, second = collection_paused(), collection_paused()
+    with first:
+        now += garbage._LONGEST
+        second.__enter__()
+    assert gc.isenabled()
+    second.__exit__(None, None, None)
+    with collection_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_a_process_that_never_collects_goes_on_so():
+    gc.disable()
+    try:
+        with collection_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
