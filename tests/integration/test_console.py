@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -40,7 +41,7 @@ from joex.http.caller import OWNER
 from joex.http.listening import listen
 from joex.http.server import serve
 from joex.http.tokens import KEPT_FOR
-from joex.store import audit, jobs, stats, tokens
+from joex.store import audit, jobs, runs, stats, tokens
 from joex.store.database import connect
 from joex.store.errors import Locked
 from joex.store.listing import Filter, list_jobs
@@ -50,6 +51,7 @@ from tests.support.asgi import transport
 from tests.support.locks import WAITING
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, open_the_shop, size_pool, take
+from tests.support.slow_reader import slowly_connected, unread_answers
 from tests.support.waiting import PATIENCE, eventually
 
 OWNERS = "an-owners-token-of-32-characters"
@@ -154,9 +156,11 @@ async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, c
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
-    """The address of a server of a console."""
+async def served(app: FastAPI, *, unsent: int | None = None) -> AsyncIterator[tuple[str, int]]:
+    """The address of a server of a console; ``unsent``: see `tests.integration.test_http.served`."""
     listener = listen("127.0.0.1:0")
+    if unsent is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)
     serving = asyncio.create_task(serve(app, listener))
     try:
         yield listener.getsockname()
@@ -1555,6 +1559,41 @@ async def test_a_page_that_waits_for_its_turn_when_the_console_stops_says_so_at_
     for page in refused:
         assert (page.status_code, page.headers["retry-after"]) == (503, "2")
         assert "this server stops: try again" in page.text
+
+
+@pytest.mark.parametrize(("limit", "status"), [("MOST_CALLS", 429), ("MOST_AT_WORK", 200)])
+async def test_a_page_counts_until_its_viewer_has_read_it_and_keeps_no_turn_meanwhile(
+    client: Client, token: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, limit: str, status: int
+) -> None:
+    monkeypatch.setattr(sign_in, limit, 1)
+    unread = unread_answers(monkeypatch)
+    await client.submit_many([NewJob("a", {}, "acme") for _ in range(50)])
+    viewer = {"Authorization": f"Bearer {await token(Scope.VIEW, groups=['acme'])}"}
+    async with served(create_console(client), unsent=4096) as (host, port), asyncio.timeout(PATIENCE):
+        reader, writer = await slowly_connected(f"{host}:{port}")
+        head = f"GET /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: {viewer['Authorization']}\r\nConnection: close\r\n\r\n"
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
+        writer.write(head.encode())
+        await eventually(lambda: bool(unread), why="the page waits for its viewer")
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=viewer) as other:
+            assert (await other.get("/periodic")).status_code == status
+            writer.transport.resume_reading()  # type: ignore[attr-defined] # likewise
+            assert (await reader.read()).endswith(b"</html>")
+            assert (await other.get("/periodic")).status_code == 200
+        writer.close()
+
+
+async def test_a_page_of_a_job_has_the_latest_lines_that_fit_though_each_is_long(
+    browse: Open, client: Client, connection: asyncpg.Connection
+) -> None:
+    await client.submit("a")
+    [job] = await take(connection, await executor(connection, "one"))
+    longest = MOST_SHOWN + 1
+    lines = [runs.LogLine(job.id, job.lock_id, 1, 0.0, "info", f"{nr}".ljust(longest, '"')) for nr in range(30)]
+    await runs.note_many(connection, lines, [])
+    page = (await browse().get(f"/jobs/{job.id}")).text
+    assert re.findall(r'<span class="message">(?:<bdi>)?(\d+)', page) == ["25", "26", "27", "28", "29"]
+    assert f"The latest 5 lines; <code>joex logs {job.id}</code> prints all." in page
 
 
 @pytest.mark.parametrize("path", ["/jobs?task=a", "/all?act=cancel&task=a", "/periodic", "/group?queue=q&group=acme"])

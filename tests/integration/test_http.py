@@ -30,6 +30,7 @@ from joex.http.listening import listen
 from joex.http.server import serve
 from joex.store import executors, pools, runs
 from tests.support.asgi import transport
+from tests.support.slow_reader import slowly_connected, unread_answers
 from tests.support.waiting import PATIENCE, eventually
 
 HERE = "http://127.0.0.1:7878"
@@ -1026,14 +1027,7 @@ async def test_a_caller_that_reads_a_large_answer_slowly_is_disconnected_only_wh
     nowhere, executor, monkeypatch
 ):
     monkeypatch.setattr(slow_callers, "LEAST_READ", 10_000)
-    answering: list[Any] = []
-    pause = slow_callers.TimedProtocol.pause_writing
-
-    def pause_writing(self: Any) -> None:
-        pause(self)
-        answering.append(self)
-
-    monkeypatch.setattr(slow_callers.TimedProtocol, "pause_writing", pause_writing)
+    answering = unread_answers(monkeypatch)
     async with served(nowhere, executor, unsent=4096) as (address, _), asyncio.timeout(PATIENCE):
         reader, writer = await slowly_connected(address)
         writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
@@ -1277,16 +1271,6 @@ async def test_a_body_of_many_tiny_chunks_is_refused(client, executor):
             writer.write(head + sent.encode() + b"0\r\n\r\n")
             assert status in await reader.readline()
             writer.close()
-
-
-async def slowly_connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection whose system keeps little of an answer that is not read."""
-    call = socket.socket()
-    call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    call.setblocking(False)  # noqa: FBT003 - as Python has it
-    host, _, port = address.rpartition(":")
-    await asyncio.get_running_loop().sock_connect(call, (host, int(port)))
-    return await asyncio.open_connection(sock=call, limit=1024)
 
 
 async def probe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:

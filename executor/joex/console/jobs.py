@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import accumulate
 from math import ceil
 from typing import Annotated
 from urllib.parse import urlencode
@@ -26,7 +27,7 @@ from joex.http.caller import still_valid
 from joex.http.dependencies import TheTurn
 from joex.http.visible import visible_reasons
 from joex.store import jobs, stats
-from joex.store.job_logs import Attempt, attempts, latest_log
+from joex.store.job_logs import Attempt, LogEntry, attempts, latest_log
 from joex.store.jobs import Job
 from joex.store.search import Search, count_jobs, search_jobs
 from joex.store.value_beginnings import beginnings
@@ -38,6 +39,8 @@ PAGE = 50
 LINES = 200
 """Of a log: the latest ones."""
 _LOG_BYTES = 1_000_000
+_LOG_SHOWN = 100_000
+"""Characters of the lines that a page shows, which may become five times as many as HTML."""
 ATTEMPTS = 50
 """Of a job: the latest ones."""
 MOST_SOUGHT = 64
@@ -138,10 +141,16 @@ async def show_job(console: TheConsole, caller: TheCaller, request: Request, job
     return console.views.page(
         request, "job.html", job=job, reasons=visible_reasons(caller, [Reason(*one) for one in found]),
         life=_life(job, runs), is_cut=len(runs) == ATTEMPTS, attempts=ATTEMPTS,
-        log=logs.get(job_id, []), now=now, lines=LINES, values=zip(("Arguments", "Result"), values, strict=False),
+        log=_shown(logs.get(job_id, [])), now=now, values=zip(("Arguments", "Result"), values, strict=False),
         can={name: act for name, act in ACTS.items() if act.can(job)},
         done=request.query_params.get("done"), is_over=job.state in FINAL, back=_query(request, cursor=True),
     )  # fmt: skip
+
+
+def _shown(log: list[LogEntry]) -> list[LogEntry]:
+    """The latest lines that a page has room for: some, because each of them is cut."""
+    sizes = accumulate(min(len(line.message), MOST_SHOWN) for line in reversed(log))
+    return log[-sum(size <= _LOG_SHOWN for size in sizes) :]
 
 
 _ENDS = {

@@ -41,7 +41,7 @@ COOKIE = "joex-console"
 SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"
 MOST_CALLS = 200
-"""Calls of a user that are being served: a quarter of the connections (`joex.http.slow_callers`)."""
+"""Calls of a user whose answers are not written and read: a quarter of the connections (`joex.http.slow_callers`)."""
 MOST_AT_WORK = 4
 """Of them, calls of a user who is bound that are at work at a time: pages of others find a connection to the database,
 and wait for few of these in the event loop."""
@@ -158,7 +158,7 @@ class SignIn:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_static = path_of(scope).startswith("/static/")
+        is_static, turn = path_of(scope).startswith("/static/"), AsyncExitStack()
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -167,6 +167,12 @@ class SignIn:
                     headers[name] = value
                 # (A browser asks for a file by its digest. Pages are nobody else's business, and change all the time.)
                 headers["Cache-Control"] = "public, max-age=86400" if is_static else "no-store"
+            elif not message.get("more_body", False):
+                # (The server waits for the reader before the next part alone: without one, this call would count no
+                # more, though its page is in memory until it is read. Its turn is for calls that are at work.)
+                await send({**message, "more_body": True})
+                await turn.aclose()
+                message = {"type": "http.response.body"}
             await send(message)
 
         answer = await self._refusal(scope)
@@ -177,7 +183,7 @@ class SignIn:
             answer = self._views.error(scope, 429, detail, RETRY_AFTER)
         self._calls[key] += 1
         try:
-            async with AsyncExitStack() as turn:
+            async with turn:
                 if answer is None and caller is not None and caller.bounds.are_set:
                     answer = await self._wait(Request(scope, receive), caller, turn)
                 await (answer or self._app)(scope, receive, send_with_headers)
