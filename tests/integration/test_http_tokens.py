@@ -17,6 +17,7 @@ import pytest
 from fastapi import APIRouter
 
 from joex import Client, ConfigError, DatabaseUnavailable
+from joex.cli import executor as executor_command
 from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import NewJob, RunningJob
@@ -714,6 +715,13 @@ async def test_calls_of_one_tenant_leave_connections_to_those_of_others_however_
             may_end.set()
         refused = len(reading) - route.MOST_AT_WORK
         assert Counter([(await one).status_code for one in reading]) == {200: route.MOST_AT_WORK, 401: refused}
+
+
+def test_an_executor_has_more_connections_than_calls_of_all_kinds_of_one_tenant_keep():
+    changes = 1
+    most = route.MOST_AT_WORK + turns.MOST_REPORTS + turns.MOST_ACCEPTING + changes
+    left = executor_command._HTTP_CONNECTIONS - most
+    assert left > 0
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["revoked", "stops"])

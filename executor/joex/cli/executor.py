@@ -41,6 +41,8 @@ _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _CLOSE_WITHIN = 2.0
 _HTTP_WITHIN = 30.0
+_HTTP_CONNECTIONS = 10
+"""One more than the calls of a bound token may keep: four, two lists, two for a job (accept) and a change."""
 _COLLECT_AFTER = 5_000  # objects created and not yet freed: seven times Python's default, and still little memory
 _OF_A_RUN = 25  # objects
 
@@ -113,7 +115,11 @@ async def _say_what_it_runs(settings: Settings, executor: Executor) -> None:
 @asynccontextmanager
 async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
     pool = await create_pool(
-        url, most=5, pooled=settings.poll_interval is not None, name="joex http", within=_HTTP_WITHIN
+        url,
+        most=_HTTP_CONNECTIONS,
+        pooled=settings.poll_interval is not None,
+        name="joex http",
+        within=_HTTP_WITHIN,
     )
     client = Client(pool)
     try:
