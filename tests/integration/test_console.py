@@ -134,6 +134,23 @@ async def test_cookies_of_other_programs_on_the_host_do_not_hide_the_token(
     assert (await browse("10.0.0.9").get("/", headers={"Cookie": f"{other}; {own}"})).status_code == 303
 
 
+async def test_a_sibling_host_puts_no_cookie_before_that_of_a_user(browse: Open, token: Callable[..., Any]) -> None:
+    """Nor signs a user in with its own: no browser takes a cookie named __Host- from another host."""
+    known = await token(Scope.VIEW)
+    far = browse("10.0.0.9", host="console.example.org")
+    origin = {"Origin": "http://console.example.org"}
+    answer = await far.post("/sign-in", data={"token": known}, headers=origin)
+    [own, *flags] = answer.headers["set-cookie"].split("; ")
+    assert (own, flags) == (f"__Host-joex-console={known}", ["Path=/", "HttpOnly", "Secure", "SameSite=Strict"])
+    for siblings in ("joex-console=x", f"joex-console={await token(Scope.VIEW)}"):
+        answer = await browse(host="console.example.org").get("/", headers={"Cookie": siblings})
+        assert answer.status_code == 303
+        cookies = {"Cookie": f"{siblings}; {own}"}
+        assert (await browse(host="console.example.org").get("/", headers=cookies)).status_code == 200
+    answer = await far.post("/sign-out", headers=origin)
+    assert answer.headers["set-cookie"].startswith("__Host-joex-console=; Max-Age=0; Path=/; ")
+
+
 async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, connection: asyncpg.Connection) -> None:
     access: dict[str, Any] = {"proxies": [ip_network("10.1.0.0/16")], "operators": frozenset({"ann"})}
     ann, bob = {"X-Forwarded-User": "ann"}, {"X-Forwarded-User": "bob"}
@@ -185,7 +202,7 @@ async def test_forms_of_strangers_that_do_not_end_keep_no_connection_from_others
             assert b" 100 " in await calls[-1][0].readuntil(b"\r\n\r\n")
             return calls[-1][0]
 
-        known = await begin_form("/queue", f"Cookie: joex-console={OWNERS}\r\n")
+        known = await begin_form("/queue", f"Cookie: __Host-joex-console={OWNERS}\r\n")
         strangers = [await begin_form("/sign-in", "") for _ in range(5)]
         async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as browser:
             assert (await browser.get("/healthz")).status_code == 200
@@ -1620,7 +1637,7 @@ async def test_a_simulation_ends_when_its_viewer_hangs_up(client: Client) -> Non
     simulating = app.state.console.simulating
     async with served(app) as address, app.state.console.simulation:
         _, writer = await asyncio.open_connection(*address)
-        head = f"GET /simulate?hours=1 HTTP/1.1\r\nHost: x\r\nCookie: joex-console={OWNERS}\r\n\r\n"
+        head = f"GET /simulate?hours=1 HTTP/1.1\r\nHost: x\r\nCookie: __Host-joex-console={OWNERS}\r\n\r\n"
         writer.write(head.encode())
         await eventually(lambda: bool(simulating), why="it waits for its turn")
         writer.close()
@@ -1630,7 +1647,7 @@ async def test_a_simulation_ends_when_its_viewer_hangs_up(client: Client) -> Non
 async def test_a_viewer_may_load_the_page_again_while_its_simulation_runs(client: Client) -> None:
     """A browser hangs up, and asks again at once: the console may hear both in either order."""
     app = create_console(client, Access(token=OWNERS))
-    head = f"GET /simulate?hours=1 HTTP/1.1\r\nHost: x\r\nCookie: joex-console={OWNERS}\r\n\r\n"
+    head = f"GET /simulate?hours=1 HTTP/1.1\r\nHost: x\r\nCookie: __Host-joex-console={OWNERS}\r\n\r\n"
     async with served(app) as address, asyncio.timeout(PATIENCE):
         async with app.state.console.simulation:
             (_, first), (answer, again) = [await asyncio.open_connection(*address) for _ in range(2)]

@@ -27,7 +27,7 @@ async def sign_in(console: TheConsole, request: Request, form: TheForm) -> Respo
     if caller is None:
         return console.views.page(request, "sign_in.html", status=401, to=path, is_wrong=True)
     answer = to(request, path)
-    answer.headers["Set-Cookie"] = cookie(token, request.scope.get("root_path", ""))
+    answer.headers["Set-Cookie"] = cookie(token, request.scope)
     return answer
 
 
@@ -35,7 +35,7 @@ async def sign_in(console: TheConsole, request: Request, form: TheForm) -> Respo
 async def sign_out(request: Request) -> Response:
     """Forget the token."""
     answer = to(request, SIGN_IN)
-    answer.headers["Set-Cookie"] = cookie(None, request.scope.get("root_path", ""))
+    answer.headers["Set-Cookie"] = cookie(None, request.scope)
     return answer
 
 

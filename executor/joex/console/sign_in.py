@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from joex.console.views import AWAY, Views
 from joex.core import access
 from joex.errors import DatabaseUnavailable
-from joex.http.auth import authority_of, why_not_local
+from joex.http.auth import authority_of, is_local, why_not_local
 from joex.http.caller import OWNER, Caller, refuse_if_gone
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import ASK_AGAIN, CALLER
@@ -114,7 +114,7 @@ class Callers:
             if name == OWNER.name:
                 return f"{self._who.user_header}: {name!r} is the name of the caller with JOEX_API_TOKEN in the audit."
             return self._who.user(name)
-        if token := _token_of(headers):
+        if token := _token_of(scope, headers):
             scope.setdefault("state", {})[ASK_AGAIN] = partial(self.with_token, token)
             return await self.with_token(token)
         is_here = self._who.is_open_here and await why_not_local(scope, headers) is None
@@ -235,10 +235,18 @@ def path_of(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
-def cookie(token: str | None, root: str) -> str:
+def cookie(token: str | None, scope: Scope) -> str:
     """The Set-Cookie header that keeps a token until the browser is closed; None: it forgets the token."""
-    kept = "Max-Age=0; " if token is None else ""
-    return f"{COOKIE}={token or ''}; {kept}Path={root or '/'}; HttpOnly; Secure; SameSite=Strict"
+    kept, path = "Max-Age=0; " if token is None else "", scope.get("root_path", "") or "/"
+    name = _cookie_name(scope, Headers(scope=scope))
+    return f"{name}={token or ''}; {kept}Path={path}; HttpOnly; Secure; SameSite=Strict"
+
+
+def _cookie_name(scope: Scope, headers: Headers) -> str:
+    # (Browsers take a cookie of such a name from this very host alone, over HTTPS, with the path /: no sibling host can
+    # put its own before it. Other hosts than the browser's own machine need HTTPS for a Secure cookie anyway.)
+    is_of_host = not scope.get("root_path", "") and not is_local(headers.get("host", ""))
+    return f"__Host-{COOKIE}" if is_of_host else COOKIE
 
 
 def own_path(given: str) -> str:
@@ -251,11 +259,12 @@ def own_path(given: str) -> str:
     return given if is_own else "/"
 
 
-def _token_of(headers: Headers) -> str | None:
+def _token_of(scope: Scope, headers: Headers) -> str | None:
+    wanted = _cookie_name(scope, headers)
     # (A browser sends the one of the longest path first. SimpleCookie knows none beside a cookie that has, say, JSON.)
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
-        if name == COOKIE and value:
+        if name == wanted and value:
             return value
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return (given.strip() or None) if scheme.lower() == "bearer" else None
