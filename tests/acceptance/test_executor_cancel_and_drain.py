@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -10,10 +11,11 @@ import asyncpg
 import pytest
 
 import joex
-from joex.core.events import DatabaseTrouble, Draining, Event, FellAsleep, Left, Registered, RunEnded, RunStarted
+from joex.core.events import Draining, Event, FellAsleep, Left, Registered, RunEnded, RunStarted
 from joex.core.job import State
 from joex.runtime import registration
 from tests.support.apps import AnyClient
+from tests.support.locks import HAS_SKIPPED_AN_END
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, EventLog, eventually
 
@@ -214,7 +216,9 @@ async def test_a_run_that_had_ended_before_the_request_reached_it_is_cleaned_up_
         async with connection.transaction():  # the request is seen when this has committed, and the row is locked
             await connection.fetchval("SELECT joex.cancel($1)", job_id)
             go_on.set()
-            await inside.log.wait_for(DatabaseTrouble)  # the end of the run waits for the row
+            async with client.acquire() as another:
+                tried = partial(another.fetchval, HAS_SKIPPED_AN_END)
+                await eventually(tried, why="the end of the run has been tried")
         await inside.ended(job_id)
         await eventually(lambda: not inside.executor.running())
     assert (await client.get(job_id)).state == "cancelled"

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from tests.support.apps import AnyClient, Effects
+from tests.support.locks import HAS_SKIPPED_AN_END
 from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
 from tests.support.waiting import eventually
 
@@ -319,15 +320,8 @@ async def _ended_run(effects: Effects, job_id: UUID) -> asyncpg.Record:
 
 
 async def _has_tried_to_write(client: AnyClient) -> Any:
-    """Whether the last statement of a session is the end of a run."""
     async with client.acquire() as connection:
-        return await connection.fetchval(
-            """
-            SELECT EXISTS (SELECT FROM pg_stat_activity
-                           WHERE datname = current_database() AND state = 'idle' AND query LIKE $1)
-            """,
-            "%finish_many(%",
-        )
+        return await connection.fetchval(HAS_SKIPPED_AN_END)
 
 
 async def _no_session_of(client: AnyClient, name: str) -> Any:
