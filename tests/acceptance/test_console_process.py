@@ -28,7 +28,7 @@ async def test_it_serves_until_sigterm_and_asks_for_the_owners_token(
         found = READY.search(log())
         assert found is not None
         assert (await browser.get(f"{found[0]}fairness")).status_code == 303
-        page = await browser.get(f"{found[0]}fairness", headers={"Cookie": f"joex-console={token}"})
+        page = await browser.get(f"{found[0]}fairness", headers={"Cookie": f"__Host-joex-console={token}"})
         assert "acme" in page.text
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), PATIENCE) == 0, log()

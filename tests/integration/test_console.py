@@ -114,40 +114,42 @@ async def test_a_token_becomes_a_cookie_and_ends_with_its_revocation(
         assert (answer.status_code, answer.headers.get("set-cookie")) == (401, None)
     answer = await far.post("/sign-in", data={"token": known, "to": "//evil.example/"}, headers=HERE)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert answer.headers["set-cookie"] == f"joex-console={known}; Path=/; HttpOnly; Secure; SameSite=Strict"
-    cookie = {"Cookie": f"joex-console={known}"}
+    assert answer.headers["set-cookie"] == f"__Host-joex-console={known}; Path=/; HttpOnly; Secure; SameSite=Strict"
+    cookie = {"Cookie": f"__Host-joex-console={known}"}
     assert (await far.get("/", headers=cookie)).status_code == 200
     await tokens.revoke(connection, "token-0")
     assert (await browse("10.0.0.9").get("/", headers=cookie)).status_code == 303
     answer = await far.post("/sign-out", headers=HERE)
-    assert answer.headers["set-cookie"].startswith("joex-console=; Max-Age=0")
+    assert answer.headers["set-cookie"].startswith("__Host-joex-console=; Max-Age=0")
     assert (await browse(token=OWNERS).post("/sign-in", data={"token": OWNERS}, headers=HERE)).status_code == 303
 
 
 async def test_cookies_of_other_programs_on_the_host_do_not_hide_the_token(
     browse: Open, token: Callable[..., Any]
 ) -> None:
-    own = f"joex-console={await token(Scope.VIEW)}"
-    other = "joex-console=joex_of-a-console-at-the-root-of-this-host"
+    own = f"__Host-joex-console={await token(Scope.VIEW)}"
+    other = "__Host-joex-console=joex_of-a-console-at-the-root-of-this-host"
     for cookies in (f'a={{"x":1}}; {own}', f"x,y=1; {own}", f"a=b c; {own}; d", f"{own}; {other}"):
         assert (await browse("10.0.0.9").get("/", headers={"Cookie": cookies})).status_code == 200, cookies
     assert (await browse("10.0.0.9").get("/", headers={"Cookie": f"{other}; {own}"})).status_code == 303
 
 
-async def test_a_sibling_host_puts_no_cookie_before_that_of_a_user(browse: Open, token: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("host", ["console.example.org", "localhost"], ids=["its own", "a proxy rewrites it"])
+async def test_a_sibling_host_puts_no_cookie_before_that_of_a_user(
+    browse: Open, token: Callable[..., Any], host: str
+) -> None:
     """Nor signs a user in with its own: no browser takes a cookie named __Host- from another host."""
     known = await token(Scope.VIEW)
-    far = browse("10.0.0.9", host="console.example.org")
-    origin = {"Origin": "http://console.example.org"}
-    answer = await far.post("/sign-in", data={"token": known}, headers=origin)
+    far, from_here = browse("10.0.0.9", host=host), {"Sec-Fetch-Site": "same-origin"}
+    answer = await far.post("/sign-in", data={"token": known}, headers=from_here)
     [own, *flags] = answer.headers["set-cookie"].split("; ")
     assert (own, flags) == (f"__Host-joex-console={known}", ["Path=/", "HttpOnly", "Secure", "SameSite=Strict"])
     for siblings in ("joex-console=x", f"joex-console={await token(Scope.VIEW)}"):
-        answer = await browse(host="console.example.org").get("/", headers={"Cookie": siblings})
+        answer = await browse("10.0.0.9", host=host).get("/", headers={"Cookie": siblings})
         assert answer.status_code == 303
         cookies = {"Cookie": f"{siblings}; {own}"}
-        assert (await browse(host="console.example.org").get("/", headers=cookies)).status_code == 200
-    answer = await far.post("/sign-out", headers=origin)
+        assert (await browse("10.0.0.9", host=host).get("/", headers=cookies)).status_code == 200
+    answer = await far.post("/sign-out", headers=from_here)
     assert answer.headers["set-cookie"].startswith("__Host-joex-console=; Max-Age=0; Path=/; ")
 
 
@@ -250,7 +252,10 @@ async def test_no_route_serves_a_caller_who_has_not_signed_in_and_none_that_chan
 ) -> None:
     job_id = await client.submit("a")
     app = create_console(client)
-    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.PAYLOADS)}"}
+    far, cookie = (
+        browse("10.0.0.9", app=app),
+        {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.PAYLOADS)}"},
+    )
     reads, writes = paths("GET", job_id), paths("POST", job_id)
     assert (len(reads), len(writes)) >= (8, 4)
     for path in reads:
@@ -457,7 +462,7 @@ async def test_a_change_is_made_though_the_snapshot_before_the_last_change_has_i
     snapshots = app.state.console.snapshots
     snapshots._clock = lambda: now
     console = browse("10.0.0.9", app=app)
-    user = HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE, groups=['acme'])}"}
+    user = HERE | {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE, groups=['acme'])}"}
     await client.submit("a", group="acme")
     for paused in ("yes", "no"):
         form = {"queue": "default", "group": "acme", "paused": paused}
@@ -641,7 +646,7 @@ async def test_a_queue_is_paused_and_resumed_by_those_who_may_steer_all_of_it(
         ([Scope.VIEW, Scope.OPERATE], {"queues": ["other"]}, False),
         ([Scope.VIEW, Scope.OPERATE], {"queues": ["mail"]}, True),
     ):
-        cookie = {"Cookie": f"joex-console={await token(*scopes, **bounds)}"}
+        cookie = {"Cookie": f"__Host-joex-console={await token(*scopes, **bounds)}"}
         assert ("Pause the queue" in (await far.get("/", headers=cookie)).text) is is_shown
         status = (await far.post("/queue", data=form, headers=HERE | cookie)).status_code
         assert status == (303 if is_shown else 404 if "queues" in bounds else 403)
@@ -827,7 +832,7 @@ async def test_jobs_that_are_not_due_run_now_one_or_all_that_match(
     answer = await console.post(f"/jobs/{first}/run_now", headers=HERE)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{first}?done=retried")
     assert "Run now" not in (await console.get(f"/jobs/{first}")).text
-    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW)}"}
+    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"__Host-joex-console={await token(Scope.VIEW)}"}
     assert "Run now" not in (await far.get(f"/jobs/{others[0]}", headers=cookie)).text
     assert (await far.post(f"/jobs/{others[0]}/run_now", headers=HERE | cookie)).status_code == 403
     answer = await console.post("/all?act=run_now&group=acme", data={"number": 3}, headers=HERE)
@@ -841,7 +846,7 @@ async def test_an_act_on_many_jobs_can_be_stopped(
     await client.submit_many([NewJob("a", {}, "g") for _ in range(300)])
     app = create_console(client)
     console = browse(app=app)
-    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+    cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
     held = "SELECT id FROM joex_private.job ORDER BY id OFFSET 40 LIMIT 1 FOR UPDATE"
     async with connection.transaction():
         await connection.execute(held)
@@ -876,7 +881,7 @@ async def test_an_act_on_many_jobs_stops_when_the_token_of_its_user_is_revoked(
     await client.submit_many([NewJob("a", {}, "g") for _ in range(30)])
     app = create_console(client)
     app.state.console.callers._tokens._clock = partial(next, count(step=KEPT_FOR))  # it remembers none
-    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+    cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
     begun = "SELECT count(*) FROM joex.audit WHERE act = 'cancel_all'"
     async with connection.transaction():
         await connection.execute("SELECT FROM joex_private.job ORDER BY seq LIMIT 1 FOR UPDATE")
@@ -895,7 +900,7 @@ async def test_a_token_that_is_revoked_while_its_form_comes_does_nothing(
 ) -> None:
     monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
     job_id = await client.submit("a")
-    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+    cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
 
     async def parts() -> AsyncIterator[bytes]:
         yield b"a="
@@ -915,7 +920,7 @@ async def test_acts_of_one_user_neither_hide_those_of_another_nor_are_without_nu
     await client.submit("a", group="g")
     app = create_console(client)
     console, far = browse(app=app), browse("10.0.0.9", app=app)
-    other = HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE, groups=['acme'])}"}
+    other = HERE | {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE, groups=['acme'])}"}
     post = partial(console.post, "/all?act=cancel", data={"number": 1}, headers=HERE)
     async with connection.transaction():
         await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
@@ -938,7 +943,7 @@ async def test_a_user_of_a_proxy_and_a_token_of_the_same_name_share_no_acts_and_
     monkeypatch.setattr("joex.console.acts.MOST_RUNNING", 1)
     app = create_console(client, Access(proxies=[ip_network("10.1.0.0/16")], operators=frozenset({"ann"})))
     console, token = browse("10.1.0.1", app=app), await tokens.create(connection, "ann", [Scope.VIEW, Scope.OPERATE])
-    user, other = (HERE | one for one in ({"X-Forwarded-User": "ann"}, {"Cookie": f"joex-console={token}"}))
+    user, other = (HERE | one for one in ({"X-Forwarded-User": "ann"}, {"Cookie": f"__Host-joex-console={token}"}))
     held, free = [await client.submit(task) for task in ("held", "free")]
     cancel = partial(console.post, data={"number": 1})
     async with connection.transaction():
@@ -966,7 +971,7 @@ async def test_acts_on_many_jobs_of_three_users_leave_connections_to_the_others(
     monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")  # the turns save the others, and not its end
     await client.submit("a", group="g")
     console = browse("10.0.0.9")
-    users = [HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"} for _ in range(3)]
+    users = [HERE | {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE)}"} for _ in range(3)]
     held_up = f"SELECT count(*) >= 3 {WAITING}"
     began = []
     async with connection.transaction():
@@ -986,7 +991,7 @@ async def test_acts_of_one_user_on_a_job_leave_connections_to_the_others(
 ) -> None:
     monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
     job_id, console = await client.submit("a", group="g"), browse("10.0.0.9")
-    user = HERE | {"Cookie": f"joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+    user = HERE | {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
     held_up = f"SELECT count(*) > 0 {WAITING}"
     async with connection.transaction():
         await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
@@ -1409,7 +1414,7 @@ async def test_a_token_that_is_revoked_while_its_simulation_waits_sees_nothing(
     monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
     app = create_console(client)
     console = app.state.console
-    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW)}"}
+    cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW)}"}
     async with console.simulation:  # another user's
         call = asyncio.create_task(browse(app=app).get("/simulate?hours=1", headers=cookie))
         await eventually(lambda: bool(console.simulating), why="it waits for its turn")
@@ -1436,7 +1441,7 @@ async def test_a_pool_is_simulated_on_the_jobs_that_have_ended(
     ]
     for wrong in ("least=5&most=4", "weight=0", "weight=101", "price=-1", "hours=0", "pool_size=many", "most=100000"):
         assert (await console.get(f"/simulate?hours=1&{wrong}")).status_code == 400, wrong
-    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
+    cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, groups=['acme'])}"}
     assert (await browse("10.0.0.9").get("/simulate?hours=1", headers=cookie)).status_code == 403
 
 
@@ -1445,7 +1450,7 @@ async def test_simulations_of_one_viewer_do_not_keep_those_of_another_waiting(
 ) -> None:
     app = create_console(client)
     far, other = browse("10.0.0.9", app=app), browse(app=app)
-    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW)}"}
+    cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW)}"}
     async with app.state.console.simulation:  # one runs
         first = asyncio.create_task(far.get("/simulate?hours=1", headers=cookie))
         await eventually(lambda: bool(app.state.console.simulating), why="it waits for its turn")
@@ -1463,7 +1468,7 @@ async def test_the_calls_of_one_user_keep_no_connection_from_another(
 ) -> None:
     monkeypatch.setattr("joex.console.sign_in.MOST_CALLS", 1)
     app = create_console(client)
-    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW)}"}
+    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"__Host-joex-console={await token(Scope.VIEW)}"}
     async with app.state.console.simulation:
         waiting = asyncio.create_task(far.get("/simulate?hours=1", headers=cookie))
         await eventually(lambda: bool(app.state.console.simulating), why="it waits for its turn")
@@ -1551,7 +1556,7 @@ async def test_a_page_whose_viewer_has_hung_up_before_its_turn_is_not_made(
     async def hangs_up(scope: Any, _: Any, send: Any) -> None:
         await console(scope, disconnect, send)
 
-    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
+    cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, groups=['acme'])}"}
     answer = await browse("10.0.0.9", app=hangs_up).get("/", headers=cookie)
     assert (answer.status_code, "the caller has gone" in answer.text) == (400, True)
 
@@ -1560,7 +1565,10 @@ async def test_a_page_that_waits_for_its_turn_when_the_console_stops_says_so_at_
     browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
 ) -> None:
     app, at_work = create_console(client), sign_in.MOST_AT_WORK
-    far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
+    far, cookie = (
+        browse("10.0.0.9", app=app),
+        {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, groups=['acme'])}"},
+    )
     job_id = await client.submit("a", group="acme")
     assert (await far.get(f"/jobs/{job_id}", headers=cookie)).status_code == 200
     waiting = f"SELECT count(*) >= $1 {WAITING}"
@@ -1694,7 +1702,7 @@ async def test_the_page_of_a_pool_begins_with_the_step_that_held_before(
 
 
 async def test_pools_are_for_those_who_see_the_whole_system(browse: Open, client: Client, token: Any) -> None:
-    cookie = {"Cookie": f"joex-console={await token(Scope.VIEW, groups=['acme'])}"}
+    cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, groups=['acme'])}"}
     far = browse("10.0.0.9")
     for path in ("/pools", "/pool?home=shop&pool=docs"):
         assert (await far.get(path, headers=cookie)).status_code == 403

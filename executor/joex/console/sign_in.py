@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from joex.console.views import AWAY, Views
 from joex.core import access
 from joex.errors import DatabaseUnavailable
-from joex.http.auth import authority_of, is_local, why_not_local
+from joex.http.auth import authority_of, why_not_local
 from joex.http.caller import OWNER, Caller, refuse_if_gone
 from joex.http.errors import RETRY_AFTER
 from joex.http.state import ASK_AGAIN, CALLER
@@ -238,15 +238,13 @@ def path_of(scope: Scope) -> str:
 def cookie(token: str | None, scope: Scope) -> str:
     """The Set-Cookie header that keeps a token until the browser is closed; None: it forgets the token."""
     kept, path = "Max-Age=0; " if token is None else "", scope.get("root_path", "") or "/"
-    name = _cookie_name(scope, Headers(scope=scope))
-    return f"{name}={token or ''}; {kept}Path={path}; HttpOnly; Secure; SameSite=Strict"
+    return f"{_cookie_name(scope)}={token or ''}; {kept}Path={path}; HttpOnly; Secure; SameSite=Strict"
 
 
-def _cookie_name(scope: Scope, headers: Headers) -> str:
-    # (Browsers take a cookie of such a name from this very host alone, over HTTPS, with the path /: no sibling host can
-    # put its own before it. Other hosts than the browser's own machine need HTTPS for a Secure cookie anyway.)
-    is_of_host = not scope.get("root_path", "") and not is_local(headers.get("host", ""))
-    return f"__Host-{COOKIE}" if is_of_host else COOKIE
+def _cookie_name(scope: Scope) -> str:
+    # (Browsers take a cookie of such a name from this very host alone, with the path /, over HTTPS or from their own
+    # machine: no sibling host can put its own before it. The Host of a call decides nothing: a proxy may rewrite it.)
+    return COOKIE if scope.get("root_path", "") else f"__Host-{COOKIE}"
 
 
 def own_path(given: str) -> str:
@@ -260,7 +258,7 @@ def own_path(given: str) -> str:
 
 
 def _token_of(scope: Scope, headers: Headers) -> str | None:
-    wanted = _cookie_name(scope, headers)
+    wanted = _cookie_name(scope)
     # (A browser sends the one of the longest path first. SimpleCookie knows none beside a cookie that has, say, JSON.)
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")

@@ -144,7 +144,7 @@ async def why_not_local(scope: Scope, headers: Headers) -> str | None:
     is_forwarded = any(name in _PROXIED or name.startswith("x-forwarded-") for name in headers)
     if client is None or not _is_loopback(client[0]) or is_forwarded:
         return f"without a token, this executor serves only programs on its own machine: {_FIX}"
-    if not is_local(host):
+    if not _is_loopback(_name(host)):
         return f"without a token, the host must be localhost, 127.0.0.1 or [::1]; got {host!r}: {_FIX}"
     origin = headers.get("origin")
     if headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
@@ -154,11 +154,6 @@ async def why_not_local(scope: Scope, headers: Headers) -> str | None:
     if not await is_own_user(scope):
         return f"without a token, this executor serves only programs of its own user and of root: {_FIX}"
     return None
-
-
-def is_local(authority: str) -> bool:
-    """Whether a host, perhaps with a port, is a name of its caller's own machine."""
-    return _is_loopback(_name(authority))
 
 
 def _is_loopback(name: str) -> bool:
