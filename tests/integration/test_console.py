@@ -36,7 +36,7 @@ from joex.console.views import MOST_SHOWN
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
-from joex.http import slow_callers
+from joex.http import server, slow_callers
 from joex.http.caller import OWNER
 from joex.http.listening import listen
 from joex.http.server import serve
@@ -1606,6 +1606,22 @@ async def test_a_page_counts_until_its_viewer_has_read_it_and_keeps_no_turn_mean
             assert (await reader.read()).endswith(b"</html>")
             assert (await other.get("/periodic")).status_code == 200
         writer.close()
+
+
+async def test_a_stop_waits_for_no_viewer_that_does_not_read_its_page_and_logs_no_traceback(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "_PATIENCE", PATIENCE)
+    monkeypatch.setattr(server, "_READ_WITHIN", 0)
+    unread = unread_answers(monkeypatch)
+    await client.submit_many([NewJob("a", {}, "acme") for _ in range(50)])
+    async with served(create_console(client, Access(token=OWNERS)), unsent=4096) as (host, port):
+        _, writer = await slowly_connected(f"{host}:{port}")
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
+        writer.write(f"GET /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {OWNERS}\r\n\r\n".encode())
+        await eventually(lambda: bool(unread), why="the page waits for its viewer")
+    writer.close()
+    assert caplog.text == ""
 
 
 async def test_a_page_of_a_job_has_the_latest_lines_that_fit_though_each_is_long(
