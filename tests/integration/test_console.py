@@ -986,19 +986,24 @@ async def test_acts_on_many_jobs_of_three_users_leave_connections_to_the_others(
         await eventually(partial(_is_done, console, where, user), why="it ends")
 
 
-async def test_acts_of_one_user_on_a_job_leave_connections_to_the_others(
-    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any
+@pytest.mark.parametrize("path", ["/jobs/{job_id}/high", "/periodic/disable"])
+async def test_acts_of_one_user_leave_connections_to_the_others(  # noqa: PLR0917 - fixtures
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any], monkeypatch: Any, path: str
 ) -> None:
     monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
-    job_id, console = await client.submit("a", group="g"), browse("10.0.0.9")
+    app, path = create_console(client, Access(token=OWNERS)), path.format(job_id=await client.submit("a"))
+    await client.periodic.put("nightly", "a", "08:00")
+    console, owner = browse(app=app), {"Authorization": f"Bearer {OWNERS}"}
     user = HERE | {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE)}"}
+    post = partial(console.post, path, data={"id": "nightly"}, headers=user)
+    assert [(await post()).status_code, (await console.get("/pools", headers=owner)).status_code] == [303, 200]
     held_up = f"SELECT count(*) > 0 {WAITING}"
     async with connection.transaction():
-        await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
-        # (They are twice the connections of the client.)
-        acts = [asyncio.create_task(console.post(f"/jobs/{job_id}/high", headers=user)) for _ in range(20)]
-        await eventually(lambda: connection.fetchval(held_up), why="one waits for the job")
-        await asyncio.wait_for(client.submit("b", group="acme"), PATIENCE)
+        await connection.execute("LOCK TABLE joex_private.job, joex_private.periodic_task")
+        acts = [asyncio.create_task(post()) for _ in range(20)]  # twice the connections of the client
+        await eventually(lambda: connection.fetchval(held_up), why="one reads what it changes")
+        answer = await asyncio.wait_for(console.get("/pools", headers=owner), PATIENCE)
+        assert answer.status_code == 200
     assert {(await one).status_code for one in acts} == {303}
 
 

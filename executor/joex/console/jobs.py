@@ -23,13 +23,14 @@ from joex.console.views import MOST_SHOWN
 from joex.core.access import Scope
 from joex.core.duration import span
 from joex.core.job import State
-from joex.http.caller import still_valid
+from joex.http.caller import Caller, still_valid
 from joex.http.dependencies import TheTurn
 from joex.http.visible import visible_reasons
 from joex.store import jobs, stats
 from joex.store.job_logs import Attempt, LogEntry, attempts, latest_log
 from joex.store.jobs import Job
 from joex.store.search import Search, count_jobs, search_jobs
+from joex.store.statement import Connection
 from joex.store.value_beginnings import beginnings
 
 routes = APIRouter()
@@ -113,23 +114,19 @@ def _as_id(text: str | None) -> UUID | None:
         return None
 
 
-async def _reachable(console: TheConsole, caller: TheCaller, job_id: Annotated[UUID, Path()]) -> UUID:
-    async with console.pace.reading() as connection:
-        place = await jobs.place_of(connection, job_id)
+async def _check_reachable(connection: Connection, caller: Caller, job_id: UUID) -> None:
+    """Answer for a job outside of the caller's bounds as for one that does not exist."""
+    place = await jobs.place_of(connection, job_id)
     if place is None or not caller.bounds.holds(*place):
         not_found(f"There is no job {job_id}.")
-    return job_id
-
-
-JobId = Annotated[UUID, Depends(_reachable)]
-"""The id of a job in a path. A job outside of the caller's bounds is answered as one that does not exist."""
 
 
 @routes.get("/jobs/{job_id}", dependencies=[needs(Scope.VIEW)])
-async def show_job(console: TheConsole, caller: TheCaller, request: Request, job_id: JobId) -> Response:
+async def show_job(console: TheConsole, caller: TheCaller, request: Request, job_id: UUID) -> Response:
     """A job: why it waits, what it has done, and its log."""
     sees = Scope.PAYLOADS in caller.scopes
     async with console.pace.reading() as connection:
+        await _check_reachable(connection, caller, job_id)
         job = await jobs.get_job(connection, job_id, payloads=sees, values=False)
         if job is None:
             not_found(f"There is no job {job_id}.")
@@ -186,12 +183,13 @@ def _life(job: Job, runs: Sequence[Attempt]) -> list[Moment]:
 
 @routes.post("/jobs/{job_id}/{act}", dependencies=[needs(Scope.OPERATE)])
 async def act_on_job(  # noqa: PLR0917 - what they depend on
-    console: TheConsole, caller: TheCaller, request: Request, job_id: JobId, act: str, _: TheForm, turn: TheTurn
+    console: TheConsole, caller: TheCaller, request: Request, job_id: UUID, act: str, _: TheForm, turn: TheTurn
 ) -> Response:
     """Cancel a job, run it again, change its priority, or delete it."""
     if act not in ACTS:
         not_found("There is no such act.")
     async with turn as connection:
+        await _check_reachable(connection, caller, job_id)
         done = await ACTS[act].do(connection, job_id)
     console.snapshots.expire(caller.key)
     path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _query(request, cursor=True)

@@ -8,14 +8,15 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from joex.client.periodic import TimerCheck, check_timer
-from joex.console.calls import Console, TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
 from joex.errors import InvalidJob
 from joex.http.caller import Caller
 from joex.http.dependencies import TheTurn
 from joex.store import stats
 from joex.store.bounded import NOTHING
-from joex.store.periodic import TaskKey, find, page_of_tasks
+from joex.store.periodic import TaskKey, TaskName, find, page_of_tasks
+from joex.store.statement import Connection
 
 routes = APIRouter()
 
@@ -76,9 +77,9 @@ async def act_on_task(  # noqa: PLR0917 - the form, and the page that it is on
     task_id = form.get("id", "")
     if act not in {"run", "enable", "disable"}:
         not_found("There is no such act.")
-    name = await _named(console, caller, task_id, form.get("queue"), form.get("group"))
     tasks = console.client.periodic
     async with turn as connection:
+        name = await _named(connection, caller, (task_id, form.get("queue"), form.get("group")))
         if act == "run":
             ran = await tasks.run_now(name.id, queue=name.queue, group=name.group, connection=connection)
             answer, job = str(ran.answer), ran.job
@@ -93,10 +94,9 @@ async def act_on_task(  # noqa: PLR0917 - the form, and the page that it is on
     return to(request, "/periodic", after=after, done=answer)
 
 
-async def _named(console: Console, caller: Caller, task_id: str, queue: str | None, group: str | None) -> TaskKey:
+async def _named(connection: Connection, caller: Caller, name: TaskName) -> TaskKey:
     """Answer for a periodic task outside of the caller's bounds as for one that does not exist."""
-    async with console.client.using() as connection:
-        found = await find(connection, (task_id, queue, group), bounds=caller.bounds, most_bytes=NOTHING)
+    found = await find(connection, name, bounds=caller.bounds, most_bytes=NOTHING)
     if found is None:
-        not_found(f"There is no periodic task {task_id!r}.")
+        not_found(f"There is no periodic task {name[0]!r}.")
     return found.name
