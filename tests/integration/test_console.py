@@ -784,9 +784,17 @@ async def test_a_part_of_a_subject_is_looked_for_in_fewer_of_the_jobs_that_an_ac
     monkeypatch.setattr("joex.console.jobs.MOST_SUBJECTS_COUNTED", 3)
     await client.submit_many([NewJob("mail.send", {}, subject="mail") for _ in range(5)])
     console = browse()
+    told = "has read the first 3 jobs of each place (held, in line, waiting for a time, finished): there may be more"
+    forms = []
     for query, number, is_cut in (("text=mail", 3, True), ("task=mail.send", 5, False)):
-        page = (await console.get(f"/all?act=cancel&{query}")).text
-        assert (f"Cancel {number} jobs?" in page, "there may be more" in page) == (True, is_cut), page
+        path = f"/all?act=cancel&{query}"
+        page = (await console.get(path)).text
+        assert (f"Cancel {number} jobs?" in page, told in page) == (True, is_cut), page
+        forms.append((path, dict(re.findall(r'type="hidden" name="(\w+)" value="(\w+)"', page)), is_cut))
+    for path, form, is_cut in forms:
+        answer = await console.post(path, data=form, headers=HERE)
+        assert await _says(console, answer.headers["location"], "there may be more") == is_cut
+        await eventually(partial(_is_over, console, answer.headers["location"]), why="it ends")
 
 
 async def test_all_that_matches_is_changed_but_no_more_than_was_confirmed(

@@ -100,6 +100,7 @@ class BulkAct:
         act: the name of the act.
         given: the filter, as the user has given it.
         expected: how many jobs the user has confirmed: it changes no more.
+        is_all: whether these were all that matched: the console counts no more than the first ones.
         caller: the key of the user.
         changed: how many jobs it has changed.
         skipped: how many it has found in another state by then, or held by another transaction.
@@ -111,6 +112,7 @@ class BulkAct:
     act: str
     given: Mapping[str, Any]
     expected: int
+    is_all: bool
     caller: str
     changed: int = 0
     skipped: int = 0

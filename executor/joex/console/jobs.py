@@ -206,8 +206,8 @@ async def confirm(console: TheConsole, request: Request, wanted: TheSearch, act:
     async with console.searches.turn(request), console.pace.reading() as connection:
         number, is_all = await count_jobs(connection, replace(wanted, states=states), most_read=most)
     return console.views.page(
-        request, "all.html", act=act, label=ACTS[act].label, number=number, is_all=is_all, states=states,
-        given=_given(request.query_params.multi_items()), query=_query(request),
+        request, "all.html", act=act, label=ACTS[act].label, number=number, is_all=is_all, most=most,
+        states=states, given=_given(request.query_params.multi_items()), query=_query(request),
     )  # fmt: skip
 
 
@@ -227,7 +227,7 @@ async def act_on_all(  # noqa: PLR0917 - what they depend on
     if not (number.isdecimal() and number.isascii() and int(number[:10]) > 0):
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "number: expected how many jobs are meant.")
     given = _given(request.query_params.multi_items())
-    bulk = BulkAct(act, given, int(number[:10]), caller.key)
+    bulk = BulkAct(act, given, int(number[:10]), form.get("is_all") != "no", caller.key)
     act_id = await console.bulk_acts.begin(bulk, wanted, caller, partial(still_valid, request))
     if act_id is None:
         detail = f"{MOST_RUNNING} acts of {caller.name} on many jobs go on: stop one, or wait until one has ended."
