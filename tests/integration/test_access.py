@@ -477,15 +477,58 @@ async def test_an_executor_takes_from_a_queue_that_a_bound_role_was_making_when_
         await bound.execute("SELECT joex.set_queue('mine', false)")
         session = await roles_of("executor")
         await session.execute("SELECT joex_private.serve_queue('mine')")
-    for queue in ("mine", "default", "mine"):
-        await bench.submit(queue=queue)
-    async with bench.connection.transaction():  # as a grant that is not committed
-        await bench.connection.execute("LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE")
-        async with asyncio.timeout(PATIENCE):
-            taken = await runs.take(session, executor, ["mine", "default"], 4, FOUR_ONE)
-        assert [job.queue for job in taken] == ["default"]
-    taken = await runs.take(session, executor, ["mine", "default"], 4, FOUR_ONE)
-    assert [job.queue for job in taken] == ["mine", "mine"]
+    for _ in range(2):
+        await bench.submit(queue="mine")
+    may = "SELECT has_sequence_privilege(cursor, 'UPDATE') FROM joex_private.queue WHERE name = 'mine'"
+    for locked in (True, False):
+        async with bench.connection.transaction():
+            if locked:  # as a grant that is not committed, and as another first take
+                await bench.connection.execute("LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE")
+            async with asyncio.timeout(PATIENCE):
+                assert len(await runs.take(session, executor, ["mine"], 1, FOUR_ONE)) == 1
+        assert await session.fetchval(may) is not locked
+
+
+RIGHTS_ON_QUEUES = """
+    SELECT c.relname FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+    WHERE c.relnamespace = 'joex_private'::regnamespace AND a.grantee = $1::text::regrole
+"""
+
+
+async def test_an_executors_role_that_is_revoked_while_a_bound_role_makes_a_queue_has_no_right_on_it(
+    roles_of, connection, bench
+):
+    """The revocation does not see the queue's sequences."""
+    bound = await roles_of("operate", queues=["mine"])
+    revoked, other = await roles_of("executor"), await roles_of("executor")
+    role = await revoked.fetchval("SELECT session_user::text")
+    executor = await bench.executor()
+    async with bound.transaction():
+        await bound.execute("SELECT joex.set_queue('mine', true)")
+        await bound.execute("SELECT joex.set_queue('mine', false)")
+        await roles.set_scopes(connection, RoleScopes(role, [], None, None))
+    assert await connection.fetch(RIGHTS_ON_QUEUES, role) == []
+    await bench.submit(queue="mine")
+    assert len(await runs.take(other, executor, ["mine"], 1, FOUR_ONE)) == 1
+    assert await connection.fetch(RIGHTS_ON_QUEUES, role) == []
+
+
+async def test_a_take_that_waits_for_a_revocation_grants_the_revoked_role_nothing(
+    roles_of, connection, bench, another_connection
+):
+    await connection.execute("ALTER FUNCTION joex_private.grant_queue SET lock_timeout = '1min'")
+    revoked, other = await roles_of("executor"), await roles_of("executor")
+    role = await revoked.fetchval("SELECT session_user::text")
+    executor = await bench.executor()
+    await bench.submit()
+    async with connection.transaction():
+        await roles.set_scopes(connection, RoleScopes(role, [], None, None))
+        taking = asyncio.ensure_future(runs.take(other, executor, ["default"], 1, FOUR_ONE))
+        waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
+        await eventually(lambda: connection.fetchval(waits, other.get_server_pid()))
+    assert len(await taking) == 1
+    assert await connection.fetch(RIGHTS_ON_QUEUES, role) == []
+    assert await other.fetchval("SELECT bool_and(has_sequence_privilege(cursor, 'UPDATE')) FROM joex_private.queue")
 
 
 async def test_a_bound_worker_breaks_no_list_of_jobs_by_a_retry_before_the_first_year(roles_of, connection, bench):

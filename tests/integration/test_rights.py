@@ -7,8 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from joex import NewJob
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, read_floors, runs, worker_runs
+from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
 from tests.support.postgres import TestServer
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -59,6 +60,28 @@ async def test_each_of_two_roles_takes_from_a_queue_that_the_other_was_the_first
         assert len(await runs.take(second, executor, [queue], 4, FOUR_ONE)) == 1
     owners = "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relname LIKE 'ring_cursor%'"
     assert [row[0] for row in await bench.connection.fetch(owners)] == ["postgres"]
+
+
+async def test_a_role_that_makes_a_queue_by_its_take_uses_the_cursor_at_once(login, bench, connection):
+    one = await login(ROLES[0])
+    executor = await bench.executor()
+    await bench.submit(queue="new")
+    assert len(await runs.take(one, executor, ["new"], 1, FOUR_ONE)) == 1
+    moved = "SELECT pg_sequence_last_value(cursor) FROM joex_private.queue WHERE name = 'new'"
+    assert await connection.fetchval(moved) is not None
+    assert (await stats.cursors(one)).keys() == {"new"}
+
+
+async def test_a_role_takes_due_jobs_of_a_queue_that_no_take_could_grant_it(login, bench, connection):
+    """It lists the cursors, too: without the right, it takes a queue for one from which nothing was taken."""
+    one = await login(ROLES[0])
+    executor = await bench.executor()
+    await jobs.submit_many(connection, [NewJob("a")] * 501)  # more than a take moves to their lane
+    await connection.execute("UPDATE joex_private.job SET lane = NULL, due_at = clock_timestamp()")
+    async with connection.transaction():  # as a grant that is not committed
+        await connection.execute("LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE")
+        assert len(await runs.take(one, executor, ["default"], 1, FOUR_ONE)) == 1
+        assert await stats.cursors(one) == {}
 
 
 async def test_a_role_that_may_read_alone_makes_no_queue_and_moves_no_cursor(login, bench, connection):

@@ -58,7 +58,11 @@ _ENDED = statement("""
     ) ended GROUP BY 1, 2, 3
 """)
 _PLACES = statement("SELECT name, joex_private.ring(name) FROM unnest($1::text[]) AS given(name)")
-_CURSORS = statement("SELECT name, pg_sequence_last_value(cursor) FROM joex_private.queue")
+# (Before the first take of an executor from a queue its role may not read the sequence.)
+_CURSORS = statement("""
+    SELECT name, CASE WHEN has_sequence_privilege(cursor, 'SELECT') THEN pg_sequence_last_value(cursor) END
+    FROM joex_private.queue
+""")
 _QUEUES_OF_WORKERS = statement("""
     SELECT DISTINCT queue FROM joex_private.watch WHERE for_workers AND until > clock_timestamp()
 """)

@@ -332,29 +332,22 @@ CREATE TABLE joex_private.queue (
     paused_by   text                -- the caller that has paused it, or its role
 );
 
--- The installing role owns the sequences, whichever role is the first to serve the queue; roles that may take jobs may advance them. (No
--- role can call a trigger: the right to make sequences is the right to insert a queue. On a table of another role the trigger would work
--- with values whose types, casts and texts belong to that role. So other roles may not attach it, and it refuses other tables.)
+-- The installing role owns the sequences, whichever role is the first to serve the queue. Takes grant them to the roles that may take jobs
+-- (see grant_queue). (No role can call a trigger: the right to make sequences is the right to insert a queue. On a table of another role the
+-- trigger would work with values whose types, casts and texts belong to that role. So other roles may not attach it, and it refuses other
+-- tables.)
 CREATE FUNCTION joex_private.make_ring_cursor() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_id bigint;
-    v_takers text;
 BEGIN
     IF TG_RELID <> 'joex_private.queue'::regclass THEN
         RAISE EXCEPTION 'joex_private.make_ring_cursor is the trigger of joex_private.queue alone' USING ERRCODE = 'insufficient_privilege';
     END IF;
     v_id := NEW.id;
-    v_takers := (
-        SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')
-        FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
-        WHERE c.oid = 'joex_private.job'::regclass AND a.privilege_type = 'UPDATE');
     EXECUTE format('CREATE SEQUENCE IF NOT EXISTS joex_private.ring_cursor_%s MINVALUE -9223372036854775808', v_id);
     -- (Not unlogged: a standby that is promoted may have an unlogged sequence that PostgreSQL can't read, see ADR 32.)
     EXECUTE format('CREATE SEQUENCE IF NOT EXISTS joex_private.drawn_%s', v_id);
-    IF v_takers IS NOT NULL THEN
-        EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE joex_private.ring_cursor_%s, joex_private.drawn_%s TO %s', v_id, v_id, v_takers);
-    END IF;
     UPDATE joex_private.queue q SET
         cursor = format('joex_private.ring_cursor_%s', v_id)::regclass,
         drawn = format('joex_private.drawn_%s', v_id)::regclass

@@ -57,7 +57,8 @@ DECLARE
     v_highest CONSTANT bigint := 9223372036854775807;
     v_place CONSTANT bigint := joex_private.any_place();
     v_here CONSTANT bigint := coalesce(
-        (SELECT pg_sequence_last_value(q.cursor) >> 8 FROM joex_private.queue q WHERE q.name = p_queue), v_lowest);
+        (SELECT pg_sequence_last_value(q.cursor) >> 8 FROM joex_private.queue q
+         WHERE q.name = p_queue AND has_sequence_privilege(q.cursor, 'SELECT')), v_lowest);
     v_from timestamptz := (SELECT j.due_at FROM joex_private.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL
                            ORDER BY j.due_at LIMIT 1);
     v_to timestamptz := (SELECT j.due_at FROM joex_private.job j WHERE j.queue = p_queue AND j.due_at IS NOT NULL AND j.due_at <= p_now
@@ -630,8 +631,8 @@ BEGIN
 END $$;
 
 -- The next jobs of a queue by the rule, for an executor; some of them perhaps by a plan that another take has made meanwhile.
--- p_cursor null: the transaction that serves the queue for the first time is still open, or its first job was submitted a moment ago.
--- Then this begins anywhere on the ring.
+-- p_cursor null: the transaction that serves the queue for the first time is still open, or its first job was submitted a moment ago, or
+-- grant_queue could not grant the sequences. Then this begins anywhere on the ring.
 CREATE OR REPLACE FUNCTION joex_private.take_in_turn(
     p_executor integer, p_app_id text, p_queue text, p_cursor regclass, p_drawn regclass, p_free integer, p_high integer, p_low integer,
     p_most bytea
@@ -759,10 +760,6 @@ BEGIN
                    FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
                    LEFT JOIN joex_private.queue q USING (name) ORDER BY n.ord LOOP
         CONTINUE WHEN v_queue.paused_at IS NOT NULL;
-        IF NOT has_sequence_privilege(v_queue.drawn, 'UPDATE') THEN
-            PERFORM joex_private.grant_queue(v_queue.name);
-            CONTINUE WHEN NOT has_sequence_privilege(v_queue.drawn, 'UPDATE');
-        END IF;
         IF v_queue.due_at <= v_now THEN     -- (for a worker, whose transaction may stay open, no more than it takes)
             PERFORM joex_private.promote(v_queue.name, CASE p_executor WHEN 0 THEN p_free ELSE 500 END);
         END IF;
@@ -774,6 +771,17 @@ BEGIN
             END IF;
             CONTINUE;
         END IF;
+        -- (Workers may ask for any name: a name without a job makes no queue, because queues stay.)
+        IF v_queue.cursor IS NULL AND joex_private.has_runnable(v_queue.name) THEN
+            v_queue.cursor := joex_private.serve_queue(v_queue.name);
+        END IF;
+        IF NOT has_sequence_privilege(v_queue.cursor, 'UPDATE') THEN
+            PERFORM joex_private.grant_queue(v_queue.name);
+            IF NOT has_sequence_privilege(v_queue.cursor, 'UPDATE') THEN
+                v_queue.cursor := NULL;
+                v_queue.drawn := NULL;
+            END IF;
+        END IF;
         v_drawn := CASE WHEN p_most >= joex_private.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
         v_tids := joex_private.draw(v_queue.name, v_drawn, v_want);
         IF v_tids <> '{}' THEN
@@ -781,12 +789,8 @@ BEGIN
             v_want := v_want - cardinality(v_tids);
         END IF;
         IF v_want > 0 THEN
-            -- (Workers may ask for any name: a name without a job makes no queue, because queues stay.)
             RETURN QUERY SELECT * FROM joex_private.take_in_turn(
-                p_executor, v_executor.app_id, v_queue.name, CASE
-                    WHEN v_queue.cursor IS NOT NULL THEN v_queue.cursor
-                    WHEN joex_private.has_runnable(v_queue.name) THEN joex_private.serve_queue(v_queue.name) END,
-                v_drawn, v_want, p_high, p_low, p_most);
+                p_executor, v_executor.app_id, v_queue.name, v_queue.cursor, v_drawn, v_want, p_high, p_low, p_most);
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_want := v_want - v_got;
         END IF;

@@ -167,20 +167,22 @@ EXCEPTION WHEN lock_not_available OR unique_violation THEN    -- (the row may be
     RETURN NULL;
 END $$;
 
--- Grant the sequences of a queue to the roles that may take jobs and lack the right. (A grant that commits while the transaction that makes
--- the queue is open does not see them, and make_ring_cursor does not see the grant. Neither may wait for the other: that transaction may be a
--- tenant's, and stay open.) Where another transaction grants, or waits to, a later take tries again.
+-- Grant the sequences of a queue to the roles that may take jobs and lack the right. Takes alone do so, and not the transaction that makes
+-- the queue: a grant or a revocation that commits while that one is open would not see the sequences, and neither may wait for the other,
+-- because it may be a tenant's, and stay open. Where another transaction grants or revokes for longer, a later take tries again.
 CREATE OR REPLACE FUNCTION joex_private.grant_queue(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE SET lock_timeout = '20ms' AS $$
 DECLARE
     v_grant record;
 BEGIN
+    PERFORM joex_private.must_see_the_latest('joex_private.grant_queue');
+    -- (As set_scopes does. This waits before it reads who may take jobs: a role whose revocation has just committed gets nothing. And the
+    -- server raises an error where two transactions grant the same sequence at a time.)
+    LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE;
     FOR v_grant IN
         SELECT q.cursor, q.drawn, a.grantee::regrole AS taker
         FROM joex_private.queue q, pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
         WHERE q.name = p_queue AND c.oid = 'joex_private.job'::regclass AND a.privilege_type = 'UPDATE' AND a.grantee <> 0
-              AND NOT has_sequence_privilege(a.grantee, q.drawn, 'UPDATE') LOOP
-        -- (As set_scopes does. The server raises an error where two transactions grant the same sequence at a time.)
-        LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE;
+              AND NOT has_sequence_privilege(a.grantee, q.cursor, 'UPDATE') LOOP
         EXECUTE format('GRANT SELECT, UPDATE ON SEQUENCE %s, %s TO %s', v_grant.cursor, v_grant.drawn, v_grant.taker);
     END LOOP;
 EXCEPTION WHEN lock_not_available THEN
