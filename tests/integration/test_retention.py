@@ -73,6 +73,26 @@ async def test_a_batch_has_a_limit_and_takes_the_oldest_first(bench, me):
     assert await deleted(bench, most=3) == 0
 
 
+async def test_a_batch_deletes_100_000_log_lines_at_most_and_a_job_when_its_log_is_gone(bench, me):
+    """Otherwise a long log would make a long transaction."""
+    ids = [await bench.job_in("cancelled", me) for _ in range(3)]
+    await age(bench)
+    ended = await bench.connection.fetch("SELECT finished_at FROM joex_private.job ORDER BY finished_at")
+    for job_id, lines in zip(ids, (60_000, 110_000, 1), strict=True):
+        await bench.connection.execute("DELETE FROM joex_private.job_log WHERE job_id = $1", job_id)
+        await bench.connection.execute(
+            "INSERT INTO joex_private.job_log (job_id, attempt, at, level, message) "
+            "SELECT $1, 1, now(), 'info', 'x' FROM generate_series(1, $2)",
+            job_id,
+            lines,
+        )
+    batches, since = [], None
+    for _ in range(3):
+        gone, since = await jobs.delete_finished(bench.connection, ALL, WEEK, 100, since=since)
+        batches.append((gone, since, await bench.connection.fetchval("SELECT count(*) FROM joex_private.job_log")))
+    assert batches == [(1, ended[0][0], 70_001), (2, ended[2][0], 0), (0, None, 0)]
+
+
 async def test_a_job_that_is_not_finished_is_never_deleted_however_old(bench, me):
     states = ("stuck", "scheduled", "running", "waiting")
     ids = [await bench.job_in(state, me) for state in states]

