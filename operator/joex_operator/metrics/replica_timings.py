@@ -1,7 +1,7 @@
 """Durations of executors' starts and drains, from the phases in which reconciles observe their replicas.
 
 A start begins when this operator creates the Deployment: starts under way when an operator restarts are not measured. A
-drain begins at the time in the database: one that ends between two reconciles is not measured.
+drain begins when the database says so, by its own clock: one that ends between two reconciles is not measured.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ _DRAIN_SECONDS = (0.1, 0.5, 1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 14400,
 
 @dataclass(slots=True)
 class _PoolTimings:
-    """The starts and drains under way in a pool, by replica, and the pool's histograms."""
+    """The starts and drains under way in a pool, by replica, and the pool's histograms.
+
+    ``draining``: the time in the database, which names the drain; and the time of the operator's clock when it began.
+    """
 
     startup: Histogram
     drain: Histogram
     created: dict[str, datetime] = field(default_factory=dict)
-    draining: dict[str, datetime] = field(default_factory=dict)
+    draining: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
 
 
 class ReplicaTimings:
@@ -107,11 +110,13 @@ def _started(timings: _PoolTimings, replica: Replica, now: datetime) -> None:
 
 def _drained(timings: _PoolTimings, replicas: tuple[Replica, ...], now: datetime) -> None:
     under_way = {
-        replica.name: replica.executor.retired_at
+        replica.name: (executor.retired_at, now - executor.retired_for)
         for replica in draining(replicas)
-        if replica.executor is not None and replica.executor.retired_at is not None
+        if (executor := replica.executor) is not None
+        and executor.retired_at is not None
+        and executor.retired_for is not None
     }
-    for name, since in timings.draining.items():
-        if under_way.get(name) != since:
-            timings.drain.observe((now - since).total_seconds())
+    for name, (retired_at, began) in timings.draining.items():
+        if name not in under_way or under_way[name][0] != retired_at:
+            timings.drain.observe((now - began).total_seconds())
     timings.draining = under_way

@@ -190,6 +190,12 @@ def test_a_drain_is_measured_from_when_the_database_says_that_it_began(metrics):
     assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 360
 
 
+def test_a_drain_is_measured_by_the_clock_of_the_database_though_that_of_the_operator_is_behind(metrics):
+    observe(metrics, seen(replica(0, Phase.DRAINING, since=timedelta(minutes=5))), seconds=-600)
+    observe(metrics, seen(), seconds=-590)
+    assert value(metrics, "joex_executor_drain_seconds_sum", **POOL) == 310
+
+
 def test_a_drain_whose_replica_is_not_there_any_more_is_over(metrics):
     observe(metrics, seen(replica(0, Phase.DRAINING)))
     observe(metrics, seen(), seconds=10)
