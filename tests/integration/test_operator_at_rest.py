@@ -63,6 +63,9 @@ class StillFleet:
     def home(self, namespace: str) -> str:
         return namespace
 
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
     def template(self, pool: Pool) -> str:
         del pool
         return TEMPLATE

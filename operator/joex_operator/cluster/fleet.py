@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from joex_operator.api.names import FIELD_MANAGER, MOST_REPLICAS, REPLICA_LABEL, home_of, replica_index
@@ -53,6 +54,10 @@ class ClusterFleet:
     def home(self, namespace: str) -> str:
         """See `Fleet.home`: two clusters have namespaces of one name, but not of one UID."""
         return home_of(namespace, self._uid_of(namespace))
+
+    def now(self) -> datetime:
+        """See `Fleet.now`: the clock of the API server."""
+        return self._api.now()
 
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""

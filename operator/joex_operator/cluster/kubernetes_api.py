@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -27,6 +31,8 @@ _WITHIN = 30.0
 _TOO_MANY, _LEAST_ERROR = 429, 400
 _MOST_TRIES, _LONGEST_PAUSE = 4, 5.0
 """An API server that is busy, or that begins to serve a new kind, answers 429 with Retry-After."""
+_SAME_TIME = timedelta(seconds=2)
+"""The times of answers have whole seconds, and take a moment on their way."""
 _STRICT = range(79, 95)
 """OpenSSL's error codes of its strict mode for certificates, such as 92: a CA certificate without key usage."""
 
@@ -68,6 +74,15 @@ class KubernetesApi:
     def __init__(self, client: ApiClient, metrics: OperatorMetrics) -> None:
         self.client = client
         self._metrics = metrics
+        self._clock = datetime.now(UTC), time.monotonic()
+
+    def now(self) -> datetime:
+        """The time by the clock of the API server, as of its latest answer; before the first one, by that of this host.
+
+        Deletions and conditions have times of the cluster: a host ten minutes ahead would take them for so much older.
+        """
+        told, at = self._clock
+        return told + timedelta(seconds=time.monotonic() - at)
 
     async def get(self, path: str, **query: str) -> Object:
         """Read an object, or a list."""
@@ -135,8 +150,15 @@ class KubernetesApi:
             self._metrics.own.api_request(method, "none")
             raise ApiError(f"can't reach the API server: {describe(error)}") from error
         self._metrics.own.api_request(method, str(response.status))
+        self._set_clock(response.headers.get("Date", ""))
         again_in = response.headers.get("Retry-After", "")
         return response.status, text, float(again_in) if again_in.isdecimal() else None
+
+    def _set_clock(self, date: str) -> None:
+        with suppress(ValueError):  # (a proxy may send none)
+            found = parsedate_to_datetime(date).replace(tzinfo=UTC)
+            if abs(found - self.now()) > _SAME_TIME:
+                self._clock = found, time.monotonic()
 
 
 def describe(error: BaseException) -> str:

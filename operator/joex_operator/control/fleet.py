@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
 
 from joex_operator.api.objects import Pool, Ref
@@ -24,6 +25,9 @@ class Fleet(Protocol):
         Raises:
             FleetError: this fleet does not act in the namespace any more.
         """
+
+    def now(self) -> datetime:
+        """The time by the clock from which the fleet has the times of its objects; that of this host may be another."""
 
     def template(self, pool: Pool) -> str:
         """The hash of the template of which new replicas of the pool are made.

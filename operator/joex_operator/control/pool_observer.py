@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from joex.errors import JoexError
 from joex.store import pools
@@ -97,7 +97,7 @@ class PoolObserver:
         except (JoexError, OSError) as error:
             self._fleet.recheck_url(pool)
             return self._without_database(pool, template, database_problem(error)), database
-        now, min_ready = datetime.now(UTC), timedelta(seconds=pool.spec.rollout.min_ready_seconds)
+        now, min_ready = self._fleet.now(), timedelta(seconds=pool.spec.rollout.min_ready_seconds)
         found = [judged(replica, worked, now, min_ready) for replica in self._fleet.replicas(pool)]
         replicas = _merged(pool, found, known, database.name)
         if any(replica.is_deaf for replica in replicas):  # its login may be refused, and that of the operator old

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
@@ -98,7 +97,7 @@ class PoolReconciler:
     async def _reconcile(self, ref: Ref, pool: Pool, url: str | DatabaseProblem) -> float:
         template = self._fleet.template(pool)
         observed, database = await self._observer.observe(pool, template, url)
-        now, stored = datetime.now(UTC), self._fleet.status(ref)
+        now, stored = self._fleet.now(), self._fleet.status(ref)
         plan = decide(pool, observed, History.from_dict(stored.get("history")), now)
         self._metrics.observed(pool, observed, plan, now, database=None if database is None else database.name)
         self._observer.decided(pool, plan)
@@ -143,7 +142,7 @@ class PoolReconciler:
             try:
                 if await self._execute(pool, action, database):
                     done.append(action)
-                    self._metrics.acted(pool, action, replicas.get(_replica(pool, action)), datetime.now(UTC))
+                    self._metrics.acted(pool, action, replicas.get(_replica(pool, action)), self._fleet.now())
             except (FleetError, JoexError, OSError) as error:
                 failed.append(error)
 

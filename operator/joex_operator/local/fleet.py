@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -107,6 +108,10 @@ class ProcessFleet:
     def home(self, namespace: str) -> str:
         """The name of this ``joex up``."""
         return namespace
+
+    def now(self) -> datetime:
+        """See `Fleet.now`: the clock of this host, which the processes share."""
+        return datetime.now(UTC)
 
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""
