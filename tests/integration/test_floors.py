@@ -3,11 +3,15 @@
 tests/property/test_take_with_floors.py compares takes with the specification in any order of events.
 """
 
+import asyncio
+
 import pytest
 
 from joex import NewJob
 from joex.core.priority_turns import CountingScheme
+from joex.runtime import read_floors as floor_keeper
 from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
+from tests.support.waiting import EventLog, eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -370,6 +374,97 @@ async def test_floors_are_switched_on_where_takes_walk_over_dead_rows(bench, ano
         assert len(await bench.take(executor, 2)) == 1
         assert (await executors.check_runs(bench.connection, executor, [])).crowded
         assert await read_floors.switch(bench.connection)
+    await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
+
+
+@pytest.fixture
+def keeper(pool, monkeypatch):
+    """The keeper of floors of an executor, which are on, and stay on for fewer dead rows than usual."""
+
+    async def still_needed(_connection):
+        return True
+
+    monkeypatch.setattr(floor_keeper, "_EVERY", 0.0)
+    monkeypatch.setattr(read_floors, "switch", still_needed)
+    return floor_keeper.ReadFloorKeeper(pool, EventLog())
+
+
+EVERY_JOB = "FROM joex_private.job j WHERE j.grp = 'a' ORDER BY j.seq"
+CHANGES = {
+    "of other priority": f"PERFORM joex.set_priority(j.id, (ARRAY['low', 'high'])[nr % 2 + 1]) {EVERY_JOB}",
+    "removed": f"""
+        PERFORM joex.submit('a', grp => 'a') FROM generate_series(1, 20);
+        PERFORM joex.remove(j.id) {EVERY_JOB}""",
+    "taken and put back": """
+        UPDATE joex_private.job j SET lane = NULL, state = 'running', executor_id = 0, lock_id = id WHERE j.grp = 'a';
+        UPDATE joex_private.job j SET lane = 2, state = 'waiting', executor_id = NULL WHERE j.grp = 'a'""",
+    "due later": """
+        UPDATE joex_private.job j SET lane = NULL, due_at = '2000-01-01' WHERE j.grp = 'a';
+        PERFORM joex_private.promote('default');
+        UPDATE joex_private.job j SET lane = NULL, due_at = 'tomorrow' WHERE j.grp = 'a'""",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_group_whose_jobs_change_and_never_end_has_a_floor(bench, executor, another_connection, keeper, change):
+    """Of hundreds of dead entries a take meets few, once the keeper of floors has found where they are."""
+    await bench.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
+    await bench.submit("b")
+    await taken_and_finished(bench, executor, 1)
+    for _ in range(20):
+        await bench.submit("a")
+
+    async def walked():
+        async with bench.connection.transaction():
+            before = await bench.connection.fetchval("SELECT joex_private.entries_walked()")
+            assert await bench.take(executor, 5) == []
+            return await bench.connection.fetchval("SELECT joex_private.entries_walked()") - before
+
+    idle = await another_connection()
+    async with idle.transaction(isolation="repeatable_read"):
+        await idle.execute("SELECT count(*) FROM joex_private.job")
+        await bench.connection.execute(f"DO $$ BEGIN FOR nr IN 1..50 LOOP {CHANGES[change]}; END LOOP; END $$")
+        await stats.set_group(bench.connection, "a", "default", paused=True)
+        assert await walked() > 500
+        keeper.wake()
+        keeping = asyncio.create_task(keeper.run())
+        await eventually(lambda: bench.connection.fetchval("SELECT EXISTS (SELECT FROM joex_private.floor)"))
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        assert await walked() < 100
+    await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
+
+
+async def test_a_search_for_crowded_groups_that_has_no_time_reads_one_and_goes_on_from_there(
+    bench, executor, another_connection
+):
+    """However many groups are paused, or drained of jobs that were removed."""
+    await bench.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
+    await bench.submit()
+    await taken_and_finished(bench, executor, 1)
+    names = [f"group {nr}" for nr in range(30)]
+    for name in names:
+        await bench.submit(name)
+    crowded, removed = {names[7], names[20]}, {"removed", "removed too"}
+    idle = await another_connection()
+    async with idle.transaction(isolation="repeatable_read"):
+        await idle.execute("SELECT count(*) FROM joex_private.job")
+        await bench.connection.execute(
+            """DO $$ BEGIN FOR nr IN 1..200 LOOP
+                PERFORM joex.submit('a', grp => name) FROM unnest(ARRAY['removed', 'removed too']) name;
+                PERFORM joex.remove(j.id) FROM joex_private.job j WHERE j.grp LIKE 'removed%';
+                PERFORM joex.set_priority(j.id, (ARRAY['low', 'high'])[nr % 2 + 1])
+                FROM joex_private.job j WHERE j.grp IN ('group 7', 'group 20');
+            END LOOP; END $$"""
+        )
+        after, found, calls = ("", 0), [], 0
+        while calls == 0 or after[0]:
+            places, after = await read_floors.crowded_places(bench.connection, after, 50, 0.0)
+            assert len(places) <= 2
+            found += places
+            calls += 1
+    assert sorted(found) == sorted([await place(bench, name) for name in crowded | removed])
+    assert calls >= len(names)
     await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     import asyncpg
 
 _EVERY = 1.0
-_CROWD = 50  # jobs that finish in a group before its floor is raised
+_CROWD = 50  # jobs that finish in a group, or dead entries that a take meets there, before its floor is raised
 _AT_ONCE = 50_000  # finished jobs that one check reads
 _BACK = timedelta(hours=1)  # a check reads only jobs that finished since
+_SECONDS = 0.05  # a check reads the groups one after another for so long, and the next check goes on from there
 
 
 class ReadFloorKeeper:
@@ -63,6 +64,7 @@ class ReadFloorKeeper:
         self._drawn: Draw | None = None
         self._seen: datetime | None = None
         self._crowds: Counter[Place] = Counter()
+        self._after: Place = ("", 0)
 
     async def _raise(self, connection: Any) -> None:
         if self._seen is None:
@@ -78,3 +80,7 @@ class ReadFloorKeeper:
                 for place in crowded:
                     del self._crowds[place]
         self._drawn = await read_floors.draw(connection)
+        # (Finished jobs tell at once which groups they crowd, however many groups there are. Other changes leave no
+        # trace but dead entries.)
+        crowded, self._after = await read_floors.crowded_places(connection, self._after, _CROWD, _SECONDS)
+        self._crowds.update(dict.fromkeys(crowded, _CROWD))

@@ -13,6 +13,10 @@ from joex.store.statement import Connection, statement
 _SWITCH = statement("SELECT joex_private.switch_floors()")
 _DRAW = statement("SELECT upto, epoch, writers FROM joex_private.draw_floor()")
 _FINISHED = statement("SELECT queue, ring, jobs, until FROM joex_private.finished_since($1::timestamptz, $2::integer)")
+_CROWDED = statement(
+    "SELECT p_queue, p_ring, queues, rings "
+    "FROM joex_private.crowded_places($1::text, $2::bigint, $3::integer, $4::double precision)"
+)
 _RAISE = statement("SELECT joex_private.raise_floors($1::bigint, $2::bigint, $3::text[], $4::text[], $5::bigint[])")
 
 Place: TypeAlias = tuple[str, int]
@@ -46,6 +50,13 @@ async def finished_since(connection: Connection, after: datetime, most: int) -> 
     with translated():
         rows = await connection.fetch(_FINISHED, after, most)
     return {(row["queue"], row["ring"]): row["jobs"] for row in rows}, rows[0]["until"] if rows else after
+
+
+async def crowded_places(connection: Connection, after: Place, crowd: int, seconds: float) -> tuple[list[Place], Place]:
+    """Groups after ``after`` where takes walk over more than ``crowd`` dead entries; and where to go on next time."""
+    with translated():
+        row: Any = await connection.fetchrow(_CROWDED, *after, crowd, seconds)
+    return list(zip(row["queues"], row["rings"], strict=True)), (row["p_queue"], row["p_ring"])
 
 
 async def raise_floors(connection: Connection, drawn: Draw, places: Collection[Place]) -> bool | None:

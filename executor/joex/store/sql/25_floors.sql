@@ -300,6 +300,107 @@ BEGIN
     ) SELECT f.queue::text, f.ring, count(*), (SELECT max(finished_at) FROM finished) FROM finished f GROUP BY f.queue, f.ring;
 END $$;
 
+-- Places on the rings of all queues where a take would walk over more than p_crowd dead entries, whichever changes have left these: of
+-- jobs that change and never end, or are removed, too. It finds them as takes meet them. It goes on from the place p_ring of the queue
+-- p_queue, for about p_seconds, however many groups there are, and answers up to where it came; after the last queue it begins anew.
+CREATE OR REPLACE FUNCTION joex_private.crowded_places(
+    INOUT p_queue text, INOUT p_ring bigint, p_crowd integer, p_seconds float8, OUT queues text[], OUT rings bigint[]
+) LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    v_until CONSTANT timestamptz := clock_timestamp() + make_interval(secs => p_seconds);
+    v_first CONSTANT bigint := -36028797018963968;      -- (places have 56 bits)
+    v_last CONSTANT bigint := 36028797018963967;
+    v_name text;
+    v_next record;
+    v_floor record;
+    v_live bigint;
+    v_start bigint;
+    v_walked bigint;    -- dead entries up to this place
+    v_here bigint;      -- at it
+    v_found bigint[];
+BEGIN
+    queues := '{}';
+    rings := '{}';
+    LOOP
+        SELECT q.name INTO v_name FROM joex_private.queue q
+        WHERE q.name >= p_queue AND (q.name > p_queue OR p_ring < v_last) ORDER BY q.name LIMIT 1;
+        IF v_name IS DISTINCT FROM p_queue THEN
+            p_queue := coalesce(v_name, '');
+            p_ring := v_first - 1;
+            EXIT WHEN v_name IS NULL;
+        END IF;
+        v_start := joex_private.entries_walked();
+        SELECT * INTO v_next FROM joex_private.next_place(p_queue, p_ring, v_last, true);
+        v_walked := joex_private.entries_walked() - v_start;
+        v_start := joex_private.entries_walked();
+        SELECT f.* INTO v_floor FROM (VALUES (1)) one LEFT JOIN joex_private.floor_of(p_queue, v_next.ring) f ON v_next.is_floored;
+        IF v_next.is_floored THEN
+            PERFORM FROM (VALUES (0, v_floor.lane0), (1, v_floor.lane1), (2, v_floor.lane2)) l(lane, seq) CROSS JOIN LATERAL (
+                SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = v_next.ring AND j.lane = l.lane
+                AND (j.rank, j.seq) >= (''::bytea, l.seq) LIMIT 1) x;
+        ELSIF v_next.ring IS NOT NULL AND v_walked > p_crowd THEN
+            PERFORM FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = v_next.ring AND j.lane IS NOT NULL
+            ORDER BY j.ring, j.lane, j.rank, j.seq LIMIT 1;
+            v_walked := v_walked - (joex_private.entries_walked() - v_start);
+        END IF;
+        SELECT count(*) INTO v_live FROM joex_private.job j
+        WHERE j.queue = p_queue AND j.ring = v_next.ring AND j.executor_id IS NOT NULL
+              AND j.held_since >= coalesce(v_floor.held_upto, 0);
+        v_here := joex_private.entries_walked() - v_start - v_live;
+        IF v_walked > p_crowd THEN      -- places without a job
+            v_found := joex_private.crowds_between(
+                p_queue, p_ring, coalesce(v_next.ring - 1, v_last), v_walked, p_crowd,
+                clock_timestamp() + make_interval(secs => p_seconds), '{}');
+            queues := queues || array_fill(p_queue, ARRAY[cardinality(v_found)]);
+            rings := rings || v_found;
+            IF clock_timestamp() > v_until AND v_found <> '{}' THEN
+                p_ring := v_found[cardinality(v_found)];
+                EXIT;
+            END IF;
+        END IF;
+        IF v_here > p_crowd THEN
+            queues := queues || p_queue;
+            rings := rings || v_next.ring;
+        END IF;
+        p_ring := coalesce(v_next.ring, v_last);
+        EXIT WHEN clock_timestamp() > v_until;
+    END LOOP;
+END $$;
+
+-- p_found, and the places after p_after and not after p_stop with more than p_crowd entries; all p_entries between the two are dead, and no
+-- row tells the place of a dead one. So this searches in parts, and again in those that have many. When the time is over, it answers those
+-- up to where it came, as soon as there is one.
+CREATE OR REPLACE FUNCTION joex_private.crowds_between(
+    p_queue text, p_after bigint, p_stop bigint, p_entries bigint, p_crowd integer, p_until timestamptz, p_found bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_found bigint[] := p_found;
+    v_part CONSTANT bigint := greatest((p_stop - p_after) / 32, 1);
+    v_after bigint := p_after;
+    v_left bigint := p_entries;
+    v_to bigint;
+    v_start bigint;
+    v_walked bigint;
+BEGIN
+    IF p_stop - p_after = 1 THEN
+        RETURN p_found || p_stop;
+    END IF;
+    WHILE v_left > p_crowd AND v_after < p_stop AND (v_found = '{}' OR clock_timestamp() < p_until) LOOP
+        v_to := least(v_after + v_part, p_stop);
+        v_start := joex_private.entries_walked();
+        PERFORM FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_after AND j.ring <= v_to
+        ORDER BY j.ring, j.lane, j.rank, j.seq LIMIT 1;
+        v_walked := joex_private.entries_walked() - v_start;
+        IF v_walked > p_crowd THEN
+            v_found := joex_private.crowds_between(p_queue, v_after, v_to, v_walked, p_crowd, p_until, v_found);
+        END IF;
+        v_left := v_left - v_walked;
+        v_after := v_to;
+    END LOOP;
+    RETURN v_found;
+END $$;
+
 -- Whether takes had to walk over much (see take), or floors are on: then an executor must raise them.
 CREATE OR REPLACE FUNCTION joex_private.is_crowded() RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT joex_private.floor_epoch() % 2 = 1 OR pg_sequence_last_value('joex_private.long_takes') IS NOT NULL $$;
