@@ -409,6 +409,30 @@ async def test_a_job_that_an_open_transaction_holds_keeps_no_other_from_its_retr
     assert [await bench.state(one) for one in others] == ["waiting", "waiting"]
 
 
+async def test_a_retry_that_has_waited_for_a_hundred_trackers_waits_for_no_more_of_their_group(
+    bench, another_connection
+):
+    """A tenant may hold any number of trackers in an open transaction: what it has keeps no other group waiting."""
+    await bench.connection.execute("""
+        INSERT INTO joex_private.job (task, grp, tracker, state, finished_at)
+        SELECT 'a', grp, tracker, 'failed', '2000-01-01'::timestamptz + make_interval(secs => nr) FROM (
+            SELECT nr, 'mine', 'held ' || nr FROM generate_series(1, 99) nr
+            UNION ALL
+            VALUES (100, 'mine', 'one of mine, after 99'), (101, 'mine', 'held 100'),
+                   (102, 'mine', 'one of mine, after 100'), (103, 'another', 'one of another'), (104, 'mine', NULL)
+        ) f(nr, grp, tracker)
+    """)
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute("""
+            SELECT joex.submit('a', grp => 'mine', tracker => 'held ' || nr) FROM generate_series(1, 100) nr""")
+        assert await bench.connection.fetchval("SELECT joex.retry_failed()") == 3
+    retried = await bench.connection.fetch("""
+        SELECT tracker FROM joex_private.job WHERE state = 'waiting' AND coalesce(tracker, '') NOT LIKE 'held%'
+        ORDER BY seq""")
+    assert [row["tracker"] for row in retried] == ["one of mine, after 99", "one of another", None]
+
+
 async def test_failed_jobs_are_run_again_the_oldest_first_and_no_more_than_asked(bench, me, client):
     ids = [await bench.job_in("failed", me) for _ in range(3)]
     assert await client.retry_failed(most=2) == 2
