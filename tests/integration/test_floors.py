@@ -378,7 +378,7 @@ async def test_floors_are_switched_on_where_takes_walk_over_dead_rows(bench, ano
 
 
 @pytest.fixture
-def keeper(pool, monkeypatch):
+def keeper(pool, executor, monkeypatch):
     """The keeper of floors of an executor, which are on, and stay on for fewer dead rows than usual."""
 
     async def still_needed(_connection):
@@ -386,7 +386,7 @@ def keeper(pool, monkeypatch):
 
     monkeypatch.setattr(floor_keeper, "_EVERY", 0.0)
     monkeypatch.setattr(read_floors, "switch", still_needed)
-    return floor_keeper.ReadFloorKeeper(pool, EventLog())
+    return floor_keeper.ReadFloorKeeper(pool, executor, EventLog())
 
 
 EVERY_JOB = "FROM joex_private.job j WHERE j.grp = 'a' ORDER BY j.seq"
@@ -433,6 +433,13 @@ async def test_a_group_whose_jobs_change_and_never_end_has_a_floor(bench, execut
         await asyncio.wait([keeping])
         assert await walked() < 100
     await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
+
+
+async def test_one_executor_of_a_fleet_searches_for_crowded_groups(bench):
+    ids = sorted([await bench.executor(name) for name in "abc"])
+    assert [await read_floors.is_first(bench.connection, one) for one in ids] == [True, False, False]
+    await executors.leave(bench.connection, ids[0], most_losses=3)
+    assert [await read_floors.is_first(bench.connection, one) for one in ids[1:]] == [True, False]
 
 
 async def test_a_search_for_crowded_groups_that_has_no_time_reads_one_and_goes_on_from_there(

@@ -31,8 +31,9 @@ _SECONDS = 0.05  # a check reads the groups one after another for so long, and t
 class ReadFloorKeeper:
     """The service that raises floors."""
 
-    def __init__(self, pool: asyncpg.Pool[Any], emit: Emit) -> None:
+    def __init__(self, pool: asyncpg.Pool[Any], executor: int, emit: Emit) -> None:
         self._pool = pool
+        self._executor = executor
         self._emit = emit
         self._crowded = asyncio.Event()
         self._forget()
@@ -81,6 +82,8 @@ class ReadFloorKeeper:
                     del self._crowds[place]
         self._drawn = await read_floors.draw(connection)
         # (Finished jobs tell at once which groups they crowd, however many groups there are. Other changes leave no
-        # trace but dead entries.)
-        crowded, self._after = await read_floors.crowded_places(connection, self._after, _CROWD, _SECONDS)
-        self._crowds.update(dict.fromkeys(crowded, _CROWD))
+        # trace but dead entries. One executor searches for these, because the searches of hundreds would take the
+        # server's CPU time from takes. If it dies, the search waits until its lease has ended.)
+        if await read_floors.is_first(connection, self._executor):
+            crowded, self._after = await read_floors.crowded_places(connection, self._after, _CROWD, _SECONDS)
+            self._crowds.update(dict.fromkeys(crowded, _CROWD))

@@ -17,6 +17,9 @@ _CROWDED = statement(
     "SELECT p_queue, p_ring, queues, rings "
     "FROM joex_private.crowded_places($1::text, $2::bigint, $3::integer, $4::double precision)"
 )
+_IS_FIRST = statement(
+    "SELECT NOT EXISTS (SELECT FROM joex_private.executor e WHERE e.left_at IS NULL AND e.id < $1::integer)"
+)
 _RAISE = statement("SELECT joex_private.raise_floors($1::bigint, $2::bigint, $3::text[], $4::text[], $5::bigint[])")
 
 Place: TypeAlias = tuple[str, int]
@@ -50,6 +53,12 @@ async def finished_since(connection: Connection, after: datetime, most: int) -> 
     with translated():
         rows = await connection.fetch(_FINISHED, after, most)
     return {(row["queue"], row["ring"]): row["jobs"] for row in rows}, rows[0]["until"] if rows else after
+
+
+async def is_first(connection: Connection, executor: int) -> bool:
+    """Whether this executor is the one that searches for the fleet: the living one with the lowest id."""
+    with translated():
+        return bool(await connection.fetchval(_IS_FIRST, executor))
 
 
 async def crowded_places(connection: Connection, after: Place, crowd: int, seconds: float) -> tuple[list[Place], Place]:
