@@ -23,7 +23,7 @@ from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.job import RunningJob
 from joex.core.priority_turns import CountingScheme
-from joex.http import queues, route, slow_callers
+from joex.http import bodies, queues, route, slow_callers
 from joex.http.api import LARGEST_BODY, create_api
 from joex.http.caller import Needs
 from joex.http.listening import listen
@@ -1136,7 +1136,7 @@ async def test_calls_whose_bodies_are_on_the_way_keep_no_place_from_others(clien
 async def test_a_call_whose_caller_hangs_up_in_its_body_is_no_error(client, executor, monkeypatch, caplog):
     judged = asyncio.Event()
     ended = asyncio.Event()
-    body = route._Request.body
+    body = bodies.JsonRequest.body
 
     async def body_and_tell(request: Any) -> bytes:
         judged.set()
@@ -1145,7 +1145,7 @@ async def test_a_call_whose_caller_hangs_up_in_its_body_is_no_error(client, exec
         finally:
             ended.set()
 
-    monkeypatch.setattr(route._Request, "body", body_and_tell)
+    monkeypatch.setattr(bodies.JsonRequest, "body", body_and_tell)
     async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
         _, writer = await asyncio.open_connection(*address.split(":"))
         head = "POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 13"

@@ -10,7 +10,7 @@ import pytest
 
 from joex.config import Settings
 from joex.core import json_values
-from joex.http import route
+from joex.http import bodies
 from joex.http.api import create_api
 from joex.store import jobs
 from tests.support.asgi import transport
@@ -46,13 +46,13 @@ async def http(client):
 @pytest.fixture
 def parsed(monkeypatch):
     """The lengths of the bodies that were parsed."""
-    lengths, parse = [], route.parse
+    lengths, parse = [], bodies.parse
 
     def parse_and_note(body, **more):
         lengths.append(len(body))
         return parse(body, **more)
 
-    monkeypatch.setattr(route, "parse", parse_and_note)
+    monkeypatch.setattr(bodies, "parse", parse_and_note)
     return lengths
 
 
@@ -103,7 +103,7 @@ UNREADABLE = (
     [b'{"x": "\xff"}', b'{"x": 1' + b"0" * 5000 + b"}", b'{"a": ' * 9000 + b"1" + b"}" * 9000],
     ids=["no text", "digits", "depth"],
 )
-@pytest.mark.parametrize("pad", [0, route.LARGE, route._LARGEST_IN_C])
+@pytest.mark.parametrize("pad", [0, bodies.LARGE, bodies._LARGEST_IN_C])
 async def test_a_body_that_can_not_be_read_is_refused_with_the_reasons(http, args, pad):
     answer = await http.post("/api/v1/jobs", content=b" " * pad + b'{"task": "t", "args": %b}' % args)
     assert (answer.status_code, answer.json()["detail"]) == (400, UNREADABLE)
@@ -116,7 +116,7 @@ async def test_a_large_body_with_a_number_that_is_not_finite_is_refused_when_it_
 ):
     """To find which of five million parts it was stopped the event loop for twelve seconds."""
     monkeypatch.setattr(jobs, "find_fault", pytest.fail)
-    job = f'{{"task": "t", "args": {{"x": [{"1.5," * route.LARGE}{number}]}}}}'
+    job = f'{{"task": "t", "args": {{"x": [{"1.5," * bodies.LARGE}{number}]}}}}'
     answer = await http.post(f"/api/v1/{path}", content=f"[{job}]" if path == "jobs/many" else job)
     assert (answer.status_code, answer.json()["detail"]) == (400, UNREADABLE)
 
@@ -166,8 +166,8 @@ async def test_arguments_within_the_limit_are_accepted_however_long_they_are_wri
 
 
 async def test_while_a_large_body_is_parsed_other_calls_are_served(http, monkeypatch):
-    done, parse = threading.Event(), route.parse
-    monkeypatch.setattr(route, "parse", lambda body, **more: done.wait(PATIENCE) and parse(body, **more))
+    done, parse = threading.Event(), bodies.parse
+    monkeypatch.setattr(bodies, "parse", lambda body, **more: done.wait(PATIENCE) and parse(body, **more))
     jobs = json.dumps([{"task": "t", "args": {"x": "y" * 1000}}] * 200)
     call = asyncio.create_task(http.post("/api/v1/jobs/many", content=jobs))
     for _ in range(3):
@@ -185,7 +185,7 @@ async def test_while_the_arguments_of_many_jobs_are_written_other_calls_are_serv
         assert done.wait(PATIENCE)
         return jobs.json_text(*given)
 
-    monkeypatch.setattr(route, "json_text", json_text)
+    monkeypatch.setattr(bodies, "json_text", json_text)
     args: list[dict[str, Any]] = [{"x": [[nr], {"\u4e2d": None}, "y" * 60_000]} for nr in range(3)]
     call = asyncio.create_task(http.post("/api/v1/jobs/many", json=[{"task": "t", "args": one} for one in [*args, {}]]))
     await eventually(begun.is_set)
@@ -203,7 +203,7 @@ async def test_of_many_jobs_one_over_the_limit_is_refused_before_the_next_is_loo
         written.append(given)
         return jobs.json_text(*given)
 
-    monkeypatch.setattr(route, "json_text", json_text)
+    monkeypatch.setattr(bodies, "json_text", json_text)
     many = [{"task": "t", "args": {"x": "y" * length}} for length in (1, 1_100_000, 1)]
     answer = await http.post("/api/v1/jobs/many", json=many)
     assert answer.status_code == 400
@@ -225,14 +225,14 @@ async def test_of_many_jobs_one_over_the_limit_is_refused_before_the_next_is_loo
 )  # fmt: skip
 async def test_a_wrong_job_of_many_is_refused_in_the_same_words_however_large_the_body_is(http, job):
     body = f'[{{"task": "t", "args": {{"x": 1}}}}, {job}]'
-    small, large = [await http.post("/api/v1/jobs/many", content=pad + body) for pad in ("", " " * route.LARGE)]
+    small, large = [await http.post("/api/v1/jobs/many", content=pad + body) for pad in ("", " " * bodies.LARGE)]
     assert small.status_code == 400
     assert small.json()["detail"].startswith("jobs[1]")
     assert (large.status_code, large.json()) == (400, small.json())
 
 
 async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
-    monkeypatch.setattr(route, "MOST_LARGE", 2)
+    monkeypatch.setattr(bodies, "MOST_LARGE", 2)
     ends, begun = threading.Event(), []
 
     def parse(body, **_):
@@ -240,7 +240,7 @@ async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
         ends.wait(PATIENCE)
         return [{"task": "t"}]
 
-    monkeypatch.setattr(route, "parse", parse)
+    monkeypatch.setattr(bodies, "parse", parse)
     calls = [asyncio.create_task(http.post("/api/v1/jobs/many", content="[" + " " * 200_000 + "]")) for _ in range(5)]
 
     async def two_begun():
@@ -277,24 +277,24 @@ def in_c(monkeypatch):
 @pytest.mark.parametrize("body", [b"[[%b]]", b'[{"a": 1}, {"args": [%b]}]', b'{"a": [%b]}'])
 def test_a_large_part_of_a_body_is_parsed_beside_the_event_loop(body, in_c, monkeypatch):
     large = body % b",".join([b"[]"] * 100)
-    monkeypatch.setattr(route, "_LARGEST_IN_C", 50)
-    assert route.parse(large) == json.loads(large)
+    monkeypatch.setattr(bodies, "_LARGEST_IN_C", 50)
+    assert bodies.parse(large) == json.loads(large)
     assert max(map(len, in_c), default=0) <= 50
 
 
 def test_small_elements_of_a_large_body_are_parsed_without_a_copy_of_much_that_follows(in_c):
-    assert route.parse(b"[" + b"{}," * 5000 + b"{}]") == [{}] * 5001
+    assert bodies.parse(b"[" + b"{}," * 5000 + b"{}]") == [{}] * 5001
     assert max(map(len, in_c)) <= 200
 
 
 @pytest.mark.parametrize("number", ["1" * 320 + "." + "5" * 2500 + "e-300", "1" * 5000 + ".5e-4900"])
 def test_a_finite_number_of_many_digits_is_read_wherever_a_part_of_the_body_ends(number):
     body = f"[[{', '.join([number] * 30)}]]".encode()
-    assert route.parse(body, finite=True) == json.loads(body)
+    assert bodies.parse(body, finite=True) == json.loads(body)
 
 
 async def test_a_large_body_that_waits_when_the_server_stops_is_to_be_sent_again(client, monkeypatch):
-    monkeypatch.setattr(route, "MOST_LARGE", 1)
+    monkeypatch.setattr(bodies, "MOST_LARGE", 1)
     ends, begun = threading.Event(), threading.Event()
 
     def parse(_, **more):
@@ -302,7 +302,7 @@ async def test_a_large_body_that_waits_when_the_server_stops_is_to_be_sent_again
         ends.wait(PATIENCE)
         return [{"task": "t"}]
 
-    monkeypatch.setattr(route, "parse", parse)
+    monkeypatch.setattr(bodies, "parse", parse)
     api = create_api(Settings(), client, Face(), lambda: (b"", "text/plain"))
     async with httpx.AsyncClient(transport=transport(api), base_url="http://127.0.0.1:7878", headers=JSON) as http:
         body = "[" + " " * 200_000 + "]"
@@ -325,7 +325,7 @@ async def test_a_large_body_that_waits_when_the_server_stops_is_to_be_sent_again
 )  # fmt: skip
 @pytest.mark.parametrize("largest", [0, 4, 1_000_000])
 def test_a_body_is_parsed_as_json_loads_does(body, largest, monkeypatch):
-    monkeypatch.setattr(route, "_LARGEST_IN_C", largest)
+    monkeypatch.setattr(bodies, "_LARGEST_IN_C", largest)
 
     def outcome(parse):
         try:
@@ -335,4 +335,4 @@ def test_a_body_is_parsed_as_json_loads_does(body, largest, monkeypatch):
         except UnicodeDecodeError as error:
             return str(error)
 
-    assert outcome(route.parse) == outcome(json.loads)
+    assert outcome(bodies.parse) == outcome(json.loads)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from joex.http import route
-from joex.store import garbage
-from joex.store.garbage import collection_paused
+from joex import garbage
+from joex.garbage import collection_paused
+from joex.http import bodies
 from joex.store.jobs import json_text
 from tests.support.waiting import PATIENCE
 
@@ -35,8 +35,8 @@ def collections():
     "read",
     [
         partial(json_text, "args", MANY),
-        partial(route.parse, json.dumps(MANY).encode()),
-        partial(route.parse, json.dumps([MANY] * 3).encode(), write=partial(route._written, largest=None)),
+        partial(bodies.parse, json.dumps(MANY).encode()),
+        partial(bodies.parse, json.dumps([MANY] * 3).encode(), write=partial(bodies._written, largest=None)),
     ],
     ids=["written", "parsed", "parsed and written"],
 )
@@ -70,7 +70,7 @@ def test_the_pause_ends_with_its_last_reader_in_whichever_thread():
 
 def test_readers_that_come_one_after_the_other_do_not_prolong_the_pause_without_end(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("joex.store.garbage.time.monotonic", lambda: now)
+    monkeypatch.setattr("joex.garbage.time.monotonic", lambda: now)
     first, second = collection_paused(), collection_paused()
     with first:
         now += garbage._LONGEST

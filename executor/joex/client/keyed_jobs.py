@@ -2,8 +2,8 @@
 
 The job API of CouchDB's background jobs (its RFC "Background jobs with FoundationDB"), on the table of all other jobs:
 executors run these jobs too, groups take turns, the views show them. Its state *pending* covers Joex's waiting,
-scheduled and stuck. This module has its "Job Creation API", `joex.client.worker` its "Worker Implementation API", and
-`joex.client.keyed_waits` its watches.
+scheduled and stuck. This module has its "Job Creation API", `joex.client.accepting_worker` and `joex.client.worker` its
+"Worker Implementation API", and `joex.client.keyed_waits` its watches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Literal
 from uuid import UUID
 
+from joex.client.accepting_worker import AcceptingWorker
 from joex.client.keyed_model import (
     NO_LIMIT,
     STATES,
@@ -28,7 +29,6 @@ from joex.client.keyed_model import (
 )
 from joex.client.keyed_waits import KeyedWaits
 from joex.client.submissions import invalid
-from joex.client.worker import Worker
 from joex.core import tuples
 from joex.core.duration import parse_duration
 from joex.core.job import check_texts
@@ -41,7 +41,7 @@ from joex.tracing import submitting
 _MOST_LISTED = 1_000_000
 
 
-class KeyedJobs(Worker, KeyedWaits):
+class KeyedJobs(AcceptingWorker, KeyedWaits):
     """The keyed jobs of a database: ``client.keyed``.
 
     A type, an id or a priority is any value that FoundationDB's tuple layer orders: None, texts, bytes, numbers,

@@ -17,8 +17,8 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from joex.core.job import Columns, NewJob, columns_of, priority_of
 from joex.core.json_values import Written, as_dict, find_fault
 from joex.errors import InvalidJob
+from joex.garbage import collection_paused
 from joex.store.errors import translated
-from joex.store.garbage import collection_paused
 from joex.store.statement import Connection, column, columns, id_of, statement
 
 _SUBMIT = statement("""

@@ -1,0 +1,217 @@
+"""Reads the bodies of calls: a large one in its caller's turn, and without holding up the executor's event loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AsyncExitStack, nullcontext, suppress
+from functools import partial
+from itertools import count
+from json.decoder import WHITESPACE, JSONArray  # type: ignore[attr-defined] # typeshed lacks them
+from json.scanner import py_make_scanner  # type: ignore[attr-defined] # likewise
+from math import isfinite
+from typing import Any
+
+from fastapi import HTTPException, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope
+
+from joex.core.json_values import Written
+from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
+from joex.garbage import collection_paused
+from joex.http.caller import caller_of
+from joex.http.errors import RETRY_AFTER
+from joex.http.turns import Turns, held
+from joex.store.jobs import json_text
+from joex.store.runs import size_limits
+
+LARGE = 100_000
+"""Bytes of a body that takes more than a few milliseconds to parse."""
+MOST_LARGE = 4
+"""Large bodies of a caller at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
+_LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
+"""The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
+_MANY = "/api/v1/jobs/many"
+"""Here each element has one such value."""
+_LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
+_CHECKED_FROM = 1_000_000
+_OTHER_FIELDS = 20_000
+"""More than the other fields of such a body have."""
+_NO_TEXT = b" \t\r\n\0"
+_LARGEST_IN_C = 1_200_000
+"""Characters: arguments of the usual limit, in a tenth of a second."""
+_PROBE = 200
+"""Characters of an element of an array that are read first."""
+
+
+class JsonRequest(Request):
+    """A request. FastAPI reads its body by `json`.
+
+    Args:
+        scope: as a request has it.
+        receive: likewise.
+        turn: what ends when the call is served.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, turn: AsyncExitStack) -> None:
+        super().__init__(scope, receive)
+        self._turn = turn
+
+    async def body(self) -> bytes:
+        """The body; of a large one, when it is its turn."""
+        length = self.headers.get("content-length", "0" if "transfer-encoding" not in self.headers else "")
+        if not hasattr(self, "_body") and not (length.isdecimal() and int(length) <= LARGE):
+            turns: Turns = self.app.state.turns
+            of_caller = turns.of((await caller_of(self)).key, MOST_LARGE)
+            await self._turn.enter_async_context(held(of_caller, self.app.state.closing))
+        return await super().body()
+
+    async def json(self) -> Any:
+        """The parsed body."""
+        body = await self.body()
+        is_large = len(body) > LARGE
+        write = None
+        if is_large:
+            largest = await self._check_size(body)
+            if self.scope["path"] == _MANY:
+                write = partial(_written, largest=largest)
+        try:
+            return await run_in_threadpool(parse, body, finite=True, write=write) if is_large else parse(body)
+        except json.JSONDecodeError:
+            raise  # FastAPI tells the place
+        except InvalidJob as error:
+            raise HTTPException(400, str(error)) from error
+        except (ValueError, RecursionError) as error:
+            detail = (
+                "body: can't be read: it is no text, is nested too deeply, or has a number that is not finite, "
+                "or of more than 4300 digits"
+            )
+            raise HTTPException(400, detail) from error
+
+    async def _check_size(self, body: bytes) -> int | None:
+        """The limit of a value, if this body may have one that is larger."""
+        path = self.scope["path"]
+        values = _LIMITED.get(path, 1 if path.startswith(_LIMITED_BELOW) else 0)
+        least = least_size(body) - _OTHER_FIELDS
+        if not (values or path == _MANY) or least <= _CHECKED_FROM:
+            return None
+        try:
+            async with self.app.state.client.using() as connection:
+                limit = (await size_limits(connection)).args
+        except (DatabaseUnavailable, ConfigError) as error:
+            raise HTTPException(503, str(error), RETRY_AFTER) from error
+        if values and least > values * limit:
+            raise HTTPException(400, _too_large(limit, f"a body of {len(body)}"))
+        return limit
+
+
+def _too_large(limit: int, got: str) -> str:
+    return (
+        f"args: at most {limit} bytes; got {got}: store it elsewhere and pass a reference, or raise the limit with "
+        "joex.set_largest"
+    )
+
+
+def _written(nr: int, job: Any, text: str, *, largest: int | None) -> Any:
+    """A job of many whose arguments are their text, before the next one is read.
+
+    As objects, those of a whole body would be millions, over which the collector of garbage walks in the event loop.
+    A list or object elsewhere is wrong in any case: an empty tuple is as wrong.
+
+    Raises:
+        InvalidJob: the arguments can't be stored, or are larger than that.
+    """
+    if not isinstance(job, dict):
+        return () if isinstance(job, list) else job
+    if largest is not None and least_size(text.encode("utf-8", "surrogatepass")) - _OTHER_FIELDS > largest:
+        raise InvalidJob(f"jobs[{nr}].{_too_large(largest, f'a job of {len(text)}')}")
+    for name, part in job.items():
+        if name == "args" and isinstance(part, dict):
+            if part:
+                try:
+                    job[name] = Written(json_text("args", part))
+                except InvalidJob as error:
+                    raise InvalidJob(f"jobs[{nr}].{error}") from error
+        elif isinstance(part, dict | list):
+            job[name] = ()
+    return job
+
+
+def least_size(body: bytes) -> int:
+    r"""How many bytes the values in a body have at least when they are stored, without parsing it.
+
+    >>> least_size(b'["\\u00e9",  1]')
+    7
+    """
+    # \u00e9 becomes one to three bytes; and each byte of NUL makes one less where the body is not UTF-8, but UTF-16.
+    return len(body.translate(None, _NO_TEXT)) - 5 * body.count(b"\\u") - body.count(b"\\/")
+
+
+def parse(body: bytes, *, finite: bool = False, write: Callable[[int, Any, str], Any] | None = None) -> Any:
+    """The value in a body.
+
+    In a thread, others go on meanwhile. Python's parser, which is written in C, would stop all threads for more than a
+    second: it gets one element of an array after the other, and what is very large is for the parser without C.
+
+    Args:
+        body: as it came.
+        finite: refuse other numbers.
+        write: makes what is kept of an element of an array, from its number, its value and its text.
+
+    Raises:
+        json.JSONDecodeError: the body is not JSON.
+        UnicodeDecodeError: nor text.
+        ValueError: a number has too many digits; or with ``finite``, one is not finite. (To find it among millions of
+            parts, to say which one it is, would take seconds.)
+        RecursionError: values are nested too deeply.
+    """
+    text = body.decode(json.detect_encoding(body), "surrogatepass")
+    decoder: Any = json.JSONDecoder(parse_constant=_finite, parse_float=_finite) if finite else json.JSONDecoder()
+    if text.startswith("[", WHITESPACE.match(text, 0).end()):
+        scan = _element_scanner(decoder)
+        if write is not None:
+            scan = _written_scanner(scan, write)
+        decoder.scan_once = lambda text, start: JSONArray((text, start + 1), scan)
+    elif len(text) > _LARGEST_IN_C:
+        decoder.scan_once = py_make_scanner(decoder)
+    with collection_paused() if len(text) > LARGE else nullcontext():
+        return decoder.decode(text)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not isfinite(value):
+        raise ValueError(f"{number} is not finite")
+    return value
+
+
+def _element_scanner(decoder: Any) -> Callable[[str, int], Any]:
+    """Reads an element of an array: in C, if its end is near."""
+    in_c, in_python = decoder.scan_once, py_make_scanner(decoder)
+
+    def scan(text: str, start: int) -> Any:
+        if not text.startswith(("{", "["), start):
+            return in_c(text, start)
+        most = _PROBE  # (most elements are small, and cutting copies)
+        while True:
+            most = min(most, _LARGEST_IN_C)
+            with suppress(ValueError, StopIteration):  # it is larger (and was cut within a number, perhaps), or wrong
+                value, length = in_c(text[start : start + most], 0)
+                return value, start + length
+            if most == _LARGEST_IN_C:
+                return in_python(text, start)
+            most *= 10
+
+    return scan
+
+
+def _written_scanner(
+    scan: Callable[[str, int], Any], write: Callable[[int, Any, str], Any]
+) -> Callable[[str, int], Any]:
+    numbers = count()
+
+    def scan_and_write(text: str, start: int) -> Any:
+        value, end = scan(text, start)
+        return write(next(numbers), value, text[start:end]), end
+
+    return scan_and_write
