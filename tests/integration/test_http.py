@@ -28,7 +28,7 @@ from joex.http.api import LARGEST_BODY, create_api
 from joex.http.caller import Needs
 from joex.http.listening import listen
 from joex.http.server import serve
-from joex.store import executors, pools, runs
+from joex.store import executors, pools, runs, tokens
 from tests.support.asgi import transport
 from tests.support.slow_reader import slowly_connected, unread_answers
 from tests.support.waiting import PATIENCE, eventually
@@ -1042,6 +1042,38 @@ async def test_a_caller_that_reads_a_large_answer_slowly_is_disconnected_only_wh
         assert not call.transport.is_closing()
         call._judge_reader()
         assert call.transport.is_closing()
+        writer.close()
+
+
+@pytest.mark.parametrize(("limit", "status"), [("MOST_OF_TENANT", 503), ("MOST_AT_WORK", 200), ("MOST_REQUESTS", 200)])
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "hangs up"])
+async def test_a_call_counts_for_its_token_until_its_answer_is_read_and_keeps_no_turn_and_no_place_of_others(  # noqa: PLR0917 - fixtures
+    client, connection, executor, monkeypatch, limit, status, reads
+):
+    monkeypatch.setattr(route, limit, 1)
+    unread = unread_answers(monkeypatch)
+    path = f"/api/v1/job/{await client.submit('a', {'x': 'y' * 200_000}, group='acme')}"
+    token = await tokens.create(connection, "acme's", ["view", "payloads"], groups=["acme"])
+    headers = {"Authorization": f"Bearer {token}"}
+    async with served(client, executor, unsent=4096) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await slowly_connected(address)
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
+        writer.write(
+            f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n".encode()
+        )
+        await eventually(lambda: bool(unread), why="the answer waits for its caller")
+        async with httpx.AsyncClient(base_url=f"http://{address}", headers=headers) as other:
+            assert (await other.get(path)).status_code == status
+            if reads:
+                writer.transport.resume_reading()  # type: ignore[attr-defined] # likewise
+                assert len(await reader.read(-1)) > 200_000
+            else:
+                writer.transport.abort()
+
+            async def is_served() -> bool:
+                return (await other.get(path)).status_code == 200
+
+            await eventually(is_served, why="the other does not count any more")
         writer.close()
 
 

@@ -31,6 +31,7 @@ from joex.sync import Client as SyncClient
 from tests.support.cluster.pki import Authority
 from tests.support.cluster.pki import Certificate as Files
 from tests.support.processes_inside import LONG, executor_inside
+from tests.support.slow_reader import slowly_connected
 from tests.support.tls import tls_in_front_of
 from tests.support.waiting import PATIENCE, eventually
 
@@ -213,7 +214,7 @@ async def test_a_caller_that_does_not_read_its_answer_is_disconnected(authority,
 
 
 async def test_callers_that_read_no_answer_keep_no_other_waiting(authority, files, monkeypatch):
-    """Nor do those whose token is valid: they don't count as calls any more, and nothing else limits their number."""
+    """Nor do those whose token is valid: they don't count among the calls of all any more."""
     monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
     unread: list[slow_callers.TimedProtocol] = []
     pause = slow_callers.TimedProtocol.pause_writing
@@ -238,6 +239,39 @@ async def test_callers_that_read_no_answer_keep_no_other_waiting(authority, file
         stack.callback(writer.close)
         writer.write(b"GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert await asyncio.wait_for(reader.readline(), PATIENCE) == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_the_last_part_of_a_large_answer_is_sent_when_its_caller_has_read_the_others(
+    authority, files, monkeypatch
+):
+    begun, sent, size = threading.Event(), threading.Event(), 500_000
+
+    async def answer(_: Any, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/large":
+            await echo(scope, receive, send)
+            return
+        send = slow_callers.until_read(send)
+        headers = [(b"content-length", b"%d" % size), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        begun.set()
+        await send({"type": "http.response.body", "body": b" " * size})
+        sent.set()
+
+    monkeypatch.setattr(Application, "__call__", answer)
+    async with served(files, unsent=4096) as port, AsyncExitStack() as stack:
+        trusts = trusting(authority)
+        reader, writer = await slowly_connected(f"127.0.0.1:{port}", ssl=trusts, server_hostname="localhost")
+        stack.callback(writer.transport.abort)
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
+        writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=trusts) as other:
+            for _ in range(3):  # the server has turned to others by then
+                assert (await other.get("/short")).status_code == 200
+        assert not sent.is_set()
+        writer.transport.resume_reading()  # type: ignore[attr-defined] # likewise
+        assert len(await reader.read(-1)) > size
+        assert await asyncio.to_thread(sent.wait, PATIENCE)
 
 
 async def test_a_caller_that_reads_steadily_gets_a_large_answer_whole(authority, files, monkeypatch):

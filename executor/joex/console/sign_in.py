@@ -33,6 +33,7 @@ from joex.errors import DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
 from joex.http.caller import OWNER, Caller, refuse_if_gone
 from joex.http.errors import RETRY_AFTER
+from joex.http.slow_callers import until_read
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
 from joex.http.turns import Turns, held
@@ -158,7 +159,7 @@ class SignIn:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_static, turn = path_of(scope).startswith("/static/"), AsyncExitStack()
+        is_static, turn, send_and_wait = path_of(scope).startswith("/static/"), AsyncExitStack(), until_read(send)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -168,12 +169,8 @@ class SignIn:
                 # (A browser asks for a file by its digest. Pages are nobody else's business, and change all the time.)
                 headers["Cache-Control"] = "public, max-age=86400" if is_static else "no-store"
             elif not message.get("more_body", False):
-                # (The server waits for the reader before the next part alone: without one, this call would count no
-                # more, though its page is in memory until it is read. Its turn is for calls that are at work.)
-                await send({**message, "more_body": True})
-                await turn.aclose()
-                message = {"type": "http.response.body"}
-            await send(message)
+                await turn.aclose()  # it is for calls that are at work: this one counts until its page is read
+            await send_and_wait(message)
 
         answer = await self._refusal(scope)
         caller: Caller | None = scope.get("state", {}).get(CALLER)

@@ -8,27 +8,30 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from joex.http.bodies import JsonRequest
 from joex.http.caller import Caller, caller_of, needs_of, refuse_if_gone, refuse_if_revoked
 from joex.http.dependencies import has_line
-from joex.http.state import CALLER
+from joex.http.slow_callers import until_read
+from joex.http.state import CALLER, UNREAD
 from joex.http.turns import Turns, counted, held, refuse
 
 MOST_REQUESTS = 700
 """Calls that are being served, besides `joex.http.auth.PUBLIC` ones; more get a 503."""
 MOST_OF_TENANT = 200
-"""Of them, calls of a token that is bound to groups or queues: one tenant leaves places to the others."""
+"""Calls of a token that is bound to groups or queues, each until its answer is read: one tenant leaves places to the
+others, and keeps so many answers in memory."""
 MOST_WAITING = 600
-"""Of them, calls that wait for a job: beside as many idle workers, runs can still report. The callers share these."""
+"""Of all, calls that wait for a job: beside as many idle workers, runs can still report. The callers share these."""
 MOST_AT_WORK = 4
-"""Of them, calls of such a token that are parsed and answered at a time, besides lists, changes (`joex.http.turns`) and
+"""Calls of a token that is bound that are parsed and answered at a time, besides lists, changes (`joex.http.turns`) and
 calls for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
 _WAITS = "/api/v1/accept"
 MOST_COMING = 50
@@ -37,6 +40,16 @@ MOST_COMING = 50
 
 class Route(APIRoute):
     """A route that declares its scopes (`joex.http.caller.needs`)."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call, and wait until its answer is read."""
+        state = scope.get("state", {})
+        if CALLER not in state:  # a public call
+            await super().handle(scope, receive, send)
+            return
+        with ExitStack() as unread:
+            state[UNREAD] = unread
+            await super().handle(scope, receive, until_read(send))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What serves a call."""
@@ -57,7 +70,7 @@ class Route(APIRoute):
                 except ClientDisconnect as error:
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
                 await refuse_if_revoked(request)  # its body may have been on the way for a minute
-                with calls.served(caller):
+                with calls.served(caller, getattr(request.state, UNREAD)):
                     if caller.bounds.are_set:
                         if takes_turns:
                             at_work = calls.at_work.of(caller.key, MOST_AT_WORK)
@@ -101,6 +114,7 @@ class Calls:
         self.at_work, self.to_begin = Turns(), Turns()
         self._waiting: dict[asyncio.Event, str] = {}  # the callers, those that have waited for longest first
         self._served: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()
 
     @contextmanager
@@ -116,16 +130,24 @@ class Calls:
             yield
 
     @contextmanager
-    def served(self, caller: Caller) -> Iterator[None]:
+    def served(self, caller: Caller, unread: ExitStack) -> Iterator[None]:
         """While a call of this caller is served, whose body is here.
+
+        Until its answer is read, it counts for its caller alone: callers that do not read keep no place from others,
+        as the server ends their connections where it needs them.
+
+        Args:
+            caller: who calls.
+            unread: ends when the answer is read.
 
         Raises:
             HTTPException: 503: there are too many, of this caller or of all.
         """
-        if caller.bounds.are_set and self._served[caller.key] >= MOST_OF_TENANT:
+        if caller.bounds.are_set and self._unread[caller.key] >= MOST_OF_TENANT:
             refuse(f"{MOST_OF_TENANT} of your calls are being served: try again")
         if self._served.total() >= MOST_REQUESTS:
             refuse(f"{MOST_REQUESTS} calls are being served: try again")
+        unread.enter_context(counted(self._unread, caller.key))
         with counted(self._served, caller.key):
             yield
 

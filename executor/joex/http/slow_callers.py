@@ -9,6 +9,7 @@ import asyncio
 from typing import Any, cast
 
 import h11
+from starlette.types import Message, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from joex.http.peer import Peer
@@ -44,6 +45,21 @@ MOST_CONNECTIONS = 800
 
 At most `joex.http.route.MOST_REQUESTS` are not idle: the others are left for probes, which come on new connections.
 """
+
+
+def until_read(send: Send) -> Send:
+    """Send an answer; its last part returns when its caller has read it, or is disconnected.
+
+    (The server waits for the reader before the next part alone, and an answer is in memory until it is read.)
+    """
+
+    async def send_and_wait(message: Message) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            await send({**message, "more_body": True})
+            message = {"type": "http.response.body"}
+        await send(message)
+
+    return send_and_wait
 
 
 class TimedProtocol(H11Protocol):

@@ -22,6 +22,9 @@ MOST_HANDSHAKES = 100
 Beyond, each new one ends the oldest, so that callers who begin and stop leave descriptors.
 """
 
+PASSED_ON = 65_536
+"""Bytes of an answer that TLS passes on without waiting for its caller, whatever follows."""
+
 _PAUSE = 0.1
 """Seconds after a connection that could not be accepted."""
 
@@ -77,15 +80,16 @@ async def _shake(connection: socket.socket, certificate: Certificate, protocol: 
 def in_parts(app: ASGIApp) -> ASGIApp:
     """The application, whose answers come in parts of the size that a caller must read in `READ_WITHIN`.
 
-    TLS passes a part on at once, and waits for its caller only with the next one.
+    TLS passes a part on at once, and waits for its caller only with the next one: so a large part is never the last.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_parts(message: Message) -> None:
             body = message.get("body", b"")
-            while len(body) > LEAST_READ:
-                await send({"type": "http.response.body", "body": body[:LEAST_READ], "more_body": True})
-                body = body[LEAST_READ:]
+            while len(body) > PASSED_ON:
+                size = min(LEAST_READ, len(body) - 1)
+                await send({"type": "http.response.body", "body": body[:size], "more_body": True})
+                body = body[size:]
                 message = {**message, "body": body}
             await send(message)
 
