@@ -658,6 +658,7 @@ async def test_the_calls_of_one_tenant_leave_places_to_the_others(http_as, owner
         await eventually(lambda: bool(client.connections.accept_waiters.waiting))
         answer = await tenant.get("/api/v1/jobs")
         assert (answer.status_code, answer.json()["detail"]) == (503, "1 of your calls are being served: try again")
+        assert (await tenant.get("/openapi.json")).status_code == 503
         assert int(answer.headers["retry-after"]) > 0
         assert [(await one.get("/api/v1/jobs")).status_code for one in (other, owner)] == [200, 200]
         await client.submit("t", queue="mails")

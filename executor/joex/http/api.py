@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -76,6 +78,7 @@ def create_api(
         title="Joex",
         version=version("joex"),
         description=_ABOUT,
+        openapi_url=None,  # FastAPI's route knows no limits of calls, and writes the same text for each
         docs_url=None,  # FastAPI's pages run scripts of a CDN in the origin of this interface
         redoc_url=None,
         redirect_slashes=False,
@@ -104,12 +107,17 @@ class _Api(FastAPI):
     that refuse bound tokens.
     """
 
+    @cached_property
+    def description_as_json(self) -> bytes:
+        """What `/openapi.json` answers: to write it takes the event loop several times as long as a probe."""
+        return json.dumps(self.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
         for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
-        for route in (route for router in _ROUTERS for route in routes_of(router)):
+        for route in (one for router in _ROUTERS for one in routes_of(router) if one.include_in_schema):
             for method in route.methods or ():
                 operation = schema["paths"][route.path_format][method.lower()]
                 operation["x-whole-system"] = needs_of(route).whole_system

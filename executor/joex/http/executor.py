@@ -75,6 +75,12 @@ async def notify(
     return Done(f"executors of the queue {queue!r} asked to look for work: {await client.notify(queue)}")
 
 
+@routes.get("/openapi.json", include_in_schema=False, dependencies=[needs(*Scope)])
+async def describe(request: Request) -> Response:
+    """Describe all calls, by OpenAPI."""
+    return Response(request.app.description_as_json, media_type="application/json")
+
+
 @routes.get("/api/v1/running", dependencies=[needs(Scope.VIEW)])
 async def list_running(executor: TheExecutor, caller: TheCaller) -> Running:
     """List what this executor runs."""
