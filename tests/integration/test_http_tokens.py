@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pkgutil import resolve_name
 from typing import Any
@@ -718,11 +719,37 @@ async def test_calls_of_one_tenant_leave_connections_to_those_of_others_however_
         assert Counter([(await one).status_code for one in reading]) == {200: route.MOST_AT_WORK, 401: refused}
 
 
-def test_an_executor_has_more_connections_than_calls_of_all_kinds_of_one_tenant_keep():
-    changes = 1
-    most = route.MOST_AT_WORK + turns.MOST_REPORTS + turns.MOST_ACCEPTING + changes
-    left = executor_command._HTTP_CONNECTIONS - most
-    assert left > 0
+async def test_calls_of_all_kinds_of_one_tenant_leave_a_connection_of_an_executor_to_those_of_others(
+    create, connection, another_connection, database_url, monkeypatch
+):
+    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "10min")
+    monkeypatch.setattr("joex.notifications.listener._ANSWER_WITHIN", 600.0)
+    monkeypatch.setattr(executor_command, "_HTTP_WITHIN", 600.0)
+    listens = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%accept_state%' AND pid <> pg_backend_pid()"
+    held = f"SELECT count(*) {WAITING} AND pid NOT IN ({listens})"
+    async with executor_command._client(Settings(), database_url) as client:
+        job_id = await client.submit("t", group="acme", queue="mails")
+        api = create_api(Settings(api_token=OWNERS), client, Face(), lambda: (b"", "text/plain"))
+        calls: list[tuple[str, str, Any]] = [("GET", f"job/{job_id}", None)] * route.MOST_AT_WORK
+        calls += [("GET", "jobs", None)] * turns.MOST_REPORTS
+        calls += [("POST", "accept", {"type": "mails"})] * turns.MOST_ACCEPTING + [
+            ("POST", f"job/{job_id}/cancel", None)
+        ]
+        token = await create("view", "submit", "work", queues=["mails", "prints"])
+        async with browse(api, token) as tenant, browse(api, OWNERS) as owner:
+            wait = tenant.post("/api/v1/accept", json={"type": "prints", "wait": "60s"})
+            made = [asyncio.create_task(wait)]  # the interface listens for it, with a connection
+            await eventually(lambda: connection.fetchval(listens), why="it listens")
+            async with (locking := await another_connection()).transaction():
+                await locking.execute("LOCK TABLE joex_private.job")
+                for method, path, body in calls:
+                    made.append(asyncio.create_task(tenant.request(method, f"/api/v1/{path}", json=body)))
+                is_held = partial(connection.fetchval, f"SELECT ({held}) = $1", len(calls))
+                await eventually(is_held, why="each of them has a connection")
+                assert (await asyncio.wait_for(owner.get("/api/v1/pools"), PATIENCE)).status_code == 200
+                assert await is_held()
+            await client.submit("t", queue="prints")
+            await asyncio.gather(*made)
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["revoked", "stops"])

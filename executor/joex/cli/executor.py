@@ -41,8 +41,9 @@ _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _CLOSE_WITHIN = 2.0
 _HTTP_WITHIN = 30.0
-_HTTP_CONNECTIONS = 10
-"""One more than the calls of a bound token may keep: four, two lists, two for a job (accept) and a change."""
+_HTTP_CONNECTIONS = 11
+"""One more than the calls of a bound token may keep: four, two lists, two for a job (accept) and a change; and the one
+that listens for those that wait for a job."""
 _COLLECT_AFTER = 5_000  # objects created and not yet freed: seven times Python's default, and still little memory
 _OF_A_RUN = 25  # objects
 
