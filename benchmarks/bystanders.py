@@ -28,9 +28,9 @@ _PARKED = """
     SELECT 'group ' || n % 1000, 'bench.noop', $1::joex_private.job_state, $2, $2, at, at
     FROM generate_series(1, $3::int) n, LATERAL (SELECT now() + interval '1 day' + n * interval '1 second') t(at)
 """
-_UNATTENDED = (
-    "(SELECT count(*) = 1 FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL AND locks)"
-)
+_UNATTENDED = """
+    (SELECT count(*) = 1 FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id WHERE e.locks)
+"""
 _DRAINED = """
     NOT EXISTS (SELECT FROM joex_private.job WHERE queue = 'default' AND lane IS NOT NULL)
     AND NOT EXISTS (SELECT FROM joex_private.job WHERE queue = 'default' AND executor_id IS NOT NULL)

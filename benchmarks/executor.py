@@ -19,7 +19,7 @@ _DRAINED = """
     AND NOT EXISTS (SELECT FROM joex_private.job WHERE executor_id IS NOT NULL)
 """
 _SLOTS = 4000
-_ASLEEP = "EXISTS (SELECT FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
+_ASLEEP = "EXISTS (TABLE joex_private.asleep)"
 
 
 async def measure_submit(server_url: str, *, quick: bool) -> list[Figure]:

@@ -22,7 +22,7 @@ _AT_ONCE = 10  # executors that start at the same time
 _QUIET_AFTER = 35.0  # seconds: their connections of the start are closed after thirty
 _MOST_CPU = 10  # percent of a core: all idle executors together, and the server for them
 
-_ASLEEP = "(SELECT count(*) = $1 FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
+_ASLEEP = "(SELECT count(*) = $1 FROM joex_private.asleep)"
 # A server limits its connections, and each executor has several until it has been idle for thirty seconds.
 _ROOM = "(SELECT count(*) < current_setting('max_connections')::int * 2 / 3 FROM pg_stat_activity)"
 _RUNNING = "(SELECT count(*) = $1 FROM joex_private.job WHERE state = 'running')"

@@ -23,7 +23,7 @@ _COUNTED_WITHIN = 15.0  # seconds: an idle session of the server flushes its sta
 
 _PUT = "SELECT joex.put_periodic_task('task ' || n, 'bench.noop', $1) FROM generate_series(1, $2::int) n"
 _SETTLED = "NOT EXISTS (SELECT FROM joex_private.periodic_task WHERE nextrun = '-infinity' AND enabled)"
-_ASLEEP = "(SELECT count(*) = $1 FROM joex_private.executor WHERE left_at IS NULL AND asleep_since IS NOT NULL)"
+_ASLEEP = "(SELECT count(*) = $1 FROM joex_private.asleep)"
 _LISTENING = "(SELECT count(*) = $1 FROM pg_stat_activity WHERE application_name = 'joex scheduler listens')"
 _TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1"
 _RECORD = """

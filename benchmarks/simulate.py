@@ -96,7 +96,7 @@ async def _validity(server_url: str) -> list[Figure]:
                 stack.enter_context(executor(url, f"real-{nr}", "--pool-size", str(_POOL_SIZE)))
             await until(
                 connection,
-                "count(*) = $1 FROM joex_private.executor WHERE asleep_since IS NOT NULL",
+                "count(*) = $1 FROM joex_private.asleep",
                 _EXECUTORS,
                 patience=60,
             )

@@ -99,6 +99,69 @@ async def test_a_submission_under_an_old_snapshot_wakes_a_sleeping_executor(
         await inside.ended(job_id)
 
 
+async def test_an_executor_that_the_mark_of_sleepers_leaves_behind_falls_asleep_anew(
+    app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> None:
+    """Another one has slept so often under an old snapshot that submissions read on behind these sleeps."""
+    place = (
+        "SELECT a.nr FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id WHERE e.id = $1"
+    )
+    sleep_often = """
+        DO $$ BEGIN
+            FOR nr IN 1..200 LOOP
+                PERFORM joex_private.fall_asleep(id), joex_private.get_up(id) FROM joex_private.executor
+                WHERE app_id = 'another';
+                COMMIT;
+            END LOOP;
+        END $$
+    """
+    async with executor_inside(app, database_url, lease=LONG) as inside, client.acquire() as old:
+        await inside.log.wait_for(FellAsleep)
+        async with old.transaction(isolation="repeatable_read"):
+            await old.fetchval("SELECT count(*) FROM joex_private.executor")
+            await connection.execute("""
+                INSERT INTO joex_private.executor (id, app_id, host, pid, version, queues, tasks, pool_size, lease,
+                                                   locks)
+                SELECT id + 1, 'another', host, pid, version, queues, tasks, pool_size, lease, locks
+                FROM joex_private.executor
+            """)
+            before = await connection.fetchval(place, inside.executor.id)
+            await connection.execute(sleep_often)
+            assert await connection.fetchval("SELECT joex_private.sleepers_from()") > before
+            await eventually(lambda: connection.fetchval(place, inside.executor.id), why="it is on the list again")
+            seen = len(inside.log.events)
+            job_id = await client.submit("task")
+            await inside.log.wait_for(Woken, after=seen)
+            await inside.ended(job_id)
+
+
+async def test_an_executor_that_falls_asleep_while_the_mark_of_sleepers_moves_falls_asleep_anew(
+    client: AnyClient, connection: asyncpg.Connection, database_url: str
+) -> None:
+    """Its place is below the mark, and who moves the mark can't see it yet."""
+    app, go = joex.App(), asyncio.Event()
+
+    @app.task("hold")
+    async def hold(ctx: joex.Context) -> None:
+        await go.wait()
+
+    waits = "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted \
+             AND a.query LIKE '%fall_asleep%' AND a.datname = current_database()"
+    async with executor_inside(app, database_url, lease=LONG, pool_size=1) as inside:
+        held = await client.submit("hold")
+        await inside.log.wait_for(RunStarted)
+        async with connection.transaction():
+            await connection.execute("SELECT FROM joex_private.executor FOR NO KEY UPDATE")
+            go.set()
+            await inside.ended(held)
+            await eventually(lambda: connection.fetchval(waits), why="it is about to fall asleep")
+            move = "SELECT setval('joex_private.sleepers_from', nextval('joex_private.sleeper_nr'))"
+            await connection.execute(move)
+        await eventually(lambda: _someone_sleeps(client))
+        job_id = await client.submit("hold")
+        await inside.ended(job_id)
+
+
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 async def test_a_transaction_that_submits_can_be_prepared_where_it_notifies_nobody(
     end: str, app: joex.App, client: AnyClient, connection: asyncpg.Connection, database_url: str
@@ -288,8 +351,4 @@ async def test_no_more_jobs_run_at_a_time_than_there_are_slots(client: AnyClient
 
 async def _someone_sleeps(client: AnyClient) -> bool:
     async with client.acquire() as connection:
-        return bool(
-            await connection.fetchval(
-                "SELECT EXISTS (SELECT FROM joex_private.executor WHERE asleep_since IS NOT NULL)"
-            )
-        )
+        return bool(await connection.fetchval("SELECT EXISTS (TABLE joex_private.asleep)"))

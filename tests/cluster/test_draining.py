@@ -48,7 +48,10 @@ async def test_a_busy_executor_that_is_not_needed_leaves_new_jobs_to_another_one
         # other one is not asleep, either may take a new one.)
         marked = "SELECT state = 'spare' FROM joex.executors WHERE app_id LIKE '%/pool-1'"
         await eventually(lambda: system.db.fetchval(marked), why="the younger one is marked")
-        asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor WHERE app_id LIKE '%/pool-0'"
+        asleep = """
+            SELECT count(*) > 0 FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
+            WHERE e.app_id LIKE '%/pool-0'
+        """
         await eventually(lambda: system.db.fetchval(asleep), why="the other one has found nothing more, and sleeps")
         later = await system.submit("hold", flag="later")
         assert await system.executor_of(later) == "pool-0"
@@ -87,11 +90,11 @@ async def test_an_executor_that_is_just_taking_a_job_is_not_let_go(system: Syste
     await system.pool(replicas=2)
     await system.until_ready(2)
     before = await system.executors()
-    both_sleep = "SELECT count(*) = 2 FROM joex_private.executor WHERE asleep_since IS NOT NULL"
+    both_sleep = "SELECT count(*) = 2 FROM joex_private.asleep"
     await eventually(lambda: system.db.fetchval(both_sleep), why="both have fallen asleep")
     # The operator removes the youngest idle executor first; a submission wakes the one first that fell asleep last.
     await system.db.execute(
-        "UPDATE joex_private.executor SET asleep_since = clock_timestamp() WHERE app_id LIKE '%/pool-1'"
+        "SELECT joex_private.fall_asleep(id) FROM joex_private.executor WHERE app_id LIKE '%/pool-1'"
     )
     # Each take reads the timeouts of tasks, after it has locked its executor.
     async with system.db.acquire() as connection, connection.transaction():

@@ -231,7 +231,10 @@ async def test_what_comes_while_an_executor_runs_a_suspect_is_run_by_another_one
         await connection.execute("UPDATE joex_private.job SET suspect = true WHERE id = $1", suspect)
     run = await effects.begun(suspect)
     # Otherwise the others would find them only at a heartbeat.
-    asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor WHERE pid = $1"
+    asleep = """
+        SELECT count(*) > 0 FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
+        WHERE e.pid = $1
+    """
     assert not await connection.fetchval(asleep, run["pid"])
     others = [await client.submit("effect") for _ in range(8)]
     assert await effects.all_finished(others) == {"success": 8}

@@ -53,7 +53,7 @@ async def test_no_job_is_left_to_an_executor_whose_loop_is_blocked(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
 ) -> None:
     """Its heartbeats go on, and it has a free slot; the other one is spare."""
-    asleep = "SELECT count(*) = 2 FROM joex_private.executor WHERE asleep_since IS NOT NULL"
+    asleep = "SELECT count(*) = 2 FROM joex_private.asleep"
     await executors.start_all("blocked", "spare")
     await eventually(lambda: connection.fetchval(asleep))
     assert await pools.mark_spare(connection, "spare", spare=True)

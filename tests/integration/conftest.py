@@ -1,6 +1,7 @@
 """Fixtures of the tests of the store: connections, executors, and jobs in any state."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -171,6 +172,28 @@ def bench(connection: asyncpg.Connection) -> Bench:
 def waiting_for_a_lock() -> Callable[..., Any]:
     """A block that begins when a call waits for a lock: ``async with waiting_for_a_lock(observer, call) as task``."""
     return _waiting_for_a_lock
+
+
+@pytest.fixture
+async def heard(another_connection):
+    """The wake-ups so far, each as the list of executors that it names; `flush` waits for all that were sent."""
+    listener = await another_connection()
+    messages: list = []
+    flushed = asyncio.Event()
+
+    def hear(_connection, _pid, channel, payload):
+        flushed.set() if channel == "flush" else messages.append(json.loads(payload))
+
+    for channel in ("joex_wake", "flush"):
+        await listener.add_listener(channel, hear)
+
+    async def flush():
+        flushed.clear()
+        await (await another_connection()).execute("NOTIFY flush")
+        await asyncio.wait_for(flushed.wait(), 30)
+        return messages
+
+    return flush
 
 
 @asynccontextmanager

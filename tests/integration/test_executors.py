@@ -685,14 +685,14 @@ async def test_a_look_finds_work_that_may_run_now(bench):
 
 
 async def test_a_sleeper_learns_when_the_next_job_of_its_queues_is_due(bench):
-    assert (await executors.sleep_state(bench.connection, ["default"])).next_due is None
+    assert (await executors.sleep_state(bench.connection, 1, ["default"])).next_due is None
     for queue, hours in (("default", 2), ("default", 1), ("elsewhere", 0.5)):
         await bench.submit(queue=queue, not_before=datetime.now(UTC) + timedelta(hours=hours))
-    due = (await executors.sleep_state(bench.connection, ["default", "mail"])).next_due
+    due = (await executors.sleep_state(bench.connection, 1, ["default", "mail"])).next_due
     assert due is not None
     assert 1800 < due <= 3600
     await bench.connection.execute("UPDATE joex_private.job SET due_at = due_at - interval '3 hours'")
-    overdue = (await executors.sleep_state(bench.connection, ["default"])).next_due
+    overdue = (await executors.sleep_state(bench.connection, 1, ["default"])).next_due
     assert overdue is not None
     assert overdue < 0
 
@@ -707,9 +707,9 @@ async def test_a_sleeper_sees_that_a_transaction_that_was_open_when_it_fell_asle
     await client.submit("a", connection=submitter)
     await executors.fall_asleep(bench.connection, executor)
     horizon = await take_horizon(bench.connection)
-    assert (await executors.sleep_state(bench.connection, ["default"])).oldest_xid < horizon
+    assert (await executors.sleep_state(bench.connection, executor, ["default"])).oldest_xid < horizon
     await transaction.commit()
-    assert (await executors.sleep_state(bench.connection, ["default"])).oldest_xid >= horizon
+    assert (await executors.sleep_state(bench.connection, executor, ["default"])).oldest_xid >= horizon
     assert len(await bench.take(executor)) == 1
 
 
@@ -717,7 +717,7 @@ async def test_an_executor_that_has_ended_does_not_fall_asleep(bench):
     executor = await bench.executor()
     await end(bench, executor)
     await executors.fall_asleep(bench.connection, executor)
-    assert not await bench.connection.fetchval("SELECT asleep_since IS NOT NULL FROM joex_private.executor")
+    assert not await bench.connection.fetch("TABLE joex_private.sleeper")
 
 
 # Drain.

@@ -312,7 +312,7 @@ async def test_a_heartbeat_reads_no_jobs(bench, executor):
 
 
 async def test_a_look_before_sleep_costs_next_to_nothing(bench):
-    _, reading = await read_by(bench, executors.sleep_state(bench.connection, ["default", "empty"]))
+    _, reading = await read_by(bench, executors.sleep_state(bench.connection, 1, ["default", "empty"]))
     assert_bounded(reading, 0)
 
 

@@ -799,28 +799,6 @@ async def test_an_id_that_does_not_exist_is_no_job(client):
 # Waking: NOTIFY only if an executor sleeps, and then always.
 
 
-@pytest.fixture
-async def heard(another_connection):
-    """The wake-ups so far, each as the list of executors that it names; `flush` waits for all that were sent."""
-    listener = await another_connection()
-    messages: list = []
-    flushed = asyncio.Event()
-
-    def hear(_connection, _pid, channel, payload):
-        flushed.set() if channel == "flush" else messages.append(json.loads(payload))
-
-    for channel in ("joex_wake", "flush"):
-        await listener.add_listener(channel, hear)
-
-    async def flush():
-        flushed.clear()
-        await (await another_connection()).execute("NOTIFY flush")
-        await asyncio.wait_for(flushed.wait(), 30)
-        return messages
-
-    return flush
-
-
 async def test_nobody_is_notified_while_nobody_sleeps(bench, heard):
     await bench.executor()
     await bench.submit()
@@ -892,18 +870,19 @@ async def test_a_submission_reads_few_of_five_hundred_executors(bench, is_asleep
     await bench.connection.execute("ALTER TABLE joex_private.executor SET (autovacuum_enabled = off)")
     await bench.connection.execute(
         """
-        INSERT INTO joex_private.executor (id, app_id, host, pid, version, queues, tasks, pool_size, lease, locks,
-                                           asleep_since)
+        INSERT INTO joex_private.executor (id, app_id, host, pid, version, queues, tasks, pool_size, lease, locks)
         SELECT nr, 'e' || nr, 'host', nr, '1', '{default}', array_fill('a task of mine'::text, ARRAY[20]), 20, '10 s',
-               true, CASE WHEN $1 THEN now() - make_interval(secs => nr) END FROM generate_series(1, 500) nr
-        """,
-        is_asleep,
+               true FROM generate_series(1, 500) nr
+        """
     )
+    if is_asleep:
+        await bench.connection.execute("SELECT joex_private.fall_asleep(id) FROM joex_private.executor")
     await bench.connection.execute("ANALYZE joex_private.executor")
     read = """
         SELECT sum(pg_stat_get_xact_tuples_returned(r))::bigint FROM (
-            SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex_private.executor'::regclass
-            UNION ALL SELECT 'joex_private.executor'::regclass) x
+            SELECT r FROM unnest('{joex_private.executor, joex_private.sleeper}'::regclass[]) r
+            UNION ALL SELECT indexrelid FROM pg_index
+            WHERE indrelid = ANY ('{joex_private.executor, joex_private.sleeper}'::regclass[])) x
     """
     async with bench.connection.transaction():
         before = await bench.connection.fetchval(read)

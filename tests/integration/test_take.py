@@ -450,7 +450,7 @@ async def test_an_executor_that_fills_its_slots_from_one_queue_wakes_the_next_fo
 
 async def test_an_executor_that_fills_its_slots_is_asleep_no_more_and_one_with_a_free_slot_still_is(bench):
     executor = await bench.executor()
-    asleep = "SELECT asleep_since IS NOT NULL FROM joex_private.executor"
+    asleep = "SELECT count(*) = 1 FROM joex_private.asleep"
     await bench.connection.execute("SELECT joex_private.fall_asleep($1)", executor)
     await submit_each(bench, a=3)
     await bench.take(executor, 2)

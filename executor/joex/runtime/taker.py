@@ -197,7 +197,10 @@ class Taker:
         return self._queues
 
     async def _until_due(self, connection: Any) -> float:
-        state = await executors.sleep_state(connection, self._queues)
+        state = await executors.sleep_state(connection, self._executor, self._queues)
+        if self._is_declared and not state.is_asleep:
+            self._is_declared = False  # the list of sleepers begins behind our place: see fall_asleep in sql/
+            return await self._found_less(connection)
         sleep = min(self._longest_sleep, LONGEST) if self._unknown_until else self._longest_sleep
         if state.next_due is not None:
             # Due and not taken: another session has locked the row. Take again, but not without a pause.

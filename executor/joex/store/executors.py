@@ -45,7 +45,11 @@ _END = statement("SELECT joex_private.end_executor($1::integer, $2::text, $3::in
 _GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer)")
 _STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[])")
-_SLEEP_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.sleep_state($1::text[])")
+_SLEEP_STATE = statement("""
+    SELECT next_due, oldest_xid,
+           EXISTS (SELECT FROM joex_private.asleep a WHERE a.executor_id = $2::integer) AS is_asleep
+    FROM joex_private.sleep_state($1::text[])
+""")
 _SHOW_DRAIN = statement("UPDATE joex_private.executor SET draining = true WHERE id = $1::integer")
 _DRAIN = statement("SELECT joex_private.drain($1::text)")
 _NOTIFY = statement("SELECT joex_private.wake_all($1::text)")
@@ -125,6 +129,7 @@ class SleepState:
 
     next_due: float | None
     oldest_xid: int
+    is_asleep: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +295,11 @@ async def stand_aside(connection: Connection, executor: int, queues: Sequence[st
         await connection.execute(_STAND_ASIDE, executor, queues)
 
 
-async def sleep_state(connection: Connection, queues: Sequence[str]) -> SleepState:
-    """When the next job is due, and the oldest open transaction."""
+async def sleep_state(connection: Connection, executor: int, queues: Sequence[str]) -> SleepState:
+    """When the next job is due, the oldest open transaction, and whether submissions wake this executor."""
     with translated():
-        row: Any = await connection.fetchrow(_SLEEP_STATE, queues)
-    return SleepState(row["next_due"], row["oldest_xid"])
+        row: Any = await connection.fetchrow(_SLEEP_STATE, queues, executor)
+    return SleepState(row["next_due"], row["oldest_xid"], row["is_asleep"])
 
 
 async def drain(connection: Connection, app_id: str | None) -> list[str]:

@@ -88,26 +88,32 @@ CREATE TABLE joex_private.executor (
     lease          interval NOT NULL,       -- the silence after which it is dead, if its lock is free
     locks          boolean NOT NULL,        -- false: it can't hold a session lock (transaction pooling); only silence counts
     started_at     timestamptz NOT NULL DEFAULT now(),
-    asleep_since   timestamptz,             -- set: it has nothing to do, and submissions wake it
     draining       boolean NOT NULL DEFAULT false,
     spare          boolean NOT NULL DEFAULT false,  -- its pool could do without it: it takes nothing that another one can take
     left_at        timestamptz,             -- set: the registration has ended
     ending         text CHECK (ending IN ('left', 'dead', 'replaced')),
     orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and still holds jobs (whose rows others had locked)
-    CHECK ((left_at IS NULL) = (ending IS NULL)),
-    CHECK (left_at IS NULL OR asleep_since IS NULL)
+    CHECK ((left_at IS NULL) = (ending IS NULL))
 );
 
 CREATE UNIQUE INDEX executor_one_that_takes ON joex_private.executor (app_id) WHERE left_at IS NULL AND NOT draining;
 -- (text_pattern_ops: an operator reads the executors whose app-ids begin alike, in each collation.)
 CREATE INDEX executor_living ON joex_private.executor (app_id text_pattern_ops) WHERE left_at IS NULL;
 CREATE INDEX executor_with_orphans ON joex_private.executor (id) WHERE orphans;
--- (Each submission reads this index; an executor writes it when it falls asleep, or has filled its slots again.)
-CREATE INDEX executor_asleep ON joex_private.executor (spare, asleep_since DESC) WHERE asleep_since IS NOT NULL;
 CREATE INDEX executor_ended ON joex_private.executor (left_at) WHERE left_at IS NOT NULL;
 
--- The lease of each living executor. (A table of its own: a heartbeat never waits for a transaction that has locked the executor's row,
--- and leaves no dead entry in the index of sleepers, which each submission reads.)
+-- The executors that have nothing to do, in the order in which they fell asleep: submissions wake them. Rows below sleepers_from count no
+-- more (see fall_asleep). (A table of its own: the row of an executor stays as it is, and so leaves no dead versions.)
+CREATE TABLE joex_private.sleeper (
+    executor_id   integer NOT NULL REFERENCES joex_private.executor ON DELETE CASCADE,
+    nr            bigint NOT NULL,
+    PRIMARY KEY (executor_id, nr)
+);
+CREATE INDEX sleeper_in_order ON joex_private.sleeper (nr);
+CREATE SEQUENCE joex_private.sleeper_nr OWNED BY joex_private.sleeper.nr;
+CREATE SEQUENCE joex_private.sleepers_from OWNED BY joex_private.sleeper.nr;
+
+-- The lease of each living executor. (A table of its own: a heartbeat never waits for a transaction that has locked the executor's row.)
 CREATE TABLE joex_private.lease (
     executor_id   integer PRIMARY KEY REFERENCES joex_private.executor ON DELETE CASCADE,
     heartbeat_at  timestamptz NOT NULL,         -- for people
@@ -308,7 +314,7 @@ CREATE TABLE joex_private.mutex (
     ring     bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (purpose, queue, ring)
 );
-INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors');
+INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('sleepers');
 
 -- The position of a group in its counting scheme: its newest row. Only takes write it, and only for groups in which jobs of both
 -- priorities wait. (A new row each time: an update would wait for takes whose transactions are open, and read over dead versions while

@@ -35,7 +35,7 @@ SET search_path = pg_catalog, pg_temp AS $$
         WHERE p_pid IS NOT NULL AND has_function_privilege(r.oid, p_function::oid, 'EXECUTE')) $$;
 
 -- Keep other transactions, until this one ends, from firing periodic tasks ('periodic'), from raising or switching floors ('floors'),
--- or from taking from a group with a limit ('limit'). False: another one does that. It never waits.
+-- from moving the mark of sleepers ('sleepers'), or from taking from a group with a limit ('limit'). False: another one does that. It never waits.
 CREATE OR REPLACE FUNCTION joex_private.try_mutex(p_purpose text, p_queue text DEFAULT '', p_ring bigint DEFAULT 0) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
@@ -132,11 +132,19 @@ CREATE OR REPLACE FUNCTION joex_private.cut(p_text text) RETURNS text LANGUAGE s
 CREATE OR REPLACE FUNCTION joex_private.priority_of(p_text text) RETURNS joex_private.job_priority
 LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_private.job_priority $$;
 
+-- From which number on sleepers count (see fall_asleep).
+CREATE OR REPLACE FUNCTION joex_private.sleepers_from() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(pg_catalog.pg_sequence_last_value('joex_private.sleepers_from'), 0) $$;
+
+-- The executors that are asleep. (A subquery, so that the server asks once, and finds the first one that counts in the index.)
+CREATE OR REPLACE VIEW joex_private.asleep AS
+SELECT s.executor_id, s.nr FROM joex_private.sleeper s WHERE s.nr >= (SELECT joex_private.sleepers_from());
+
 -- Wake sleeping executors of the queue: at most one per job, those that their pool could do without last, and of the others the latest
 -- to fall asleep first, so that the longest idle stay idle (and an operator can remove them). An executor that fills all its slots and leaves work behind wakes the next ones (see take), so four names
 -- are enough. If no executor is asleep, notify the operators that watch the queue (see watch). Otherwise send nothing, because NOTIFY
--- makes its transaction acquire a lock that all notifying transactions of the server share. (An executor that has left is not asleep: a
--- constraint says so. A condition for that would offer the planner another index, that of all living executors.)
+-- makes its transaction acquire a lock that all notifying transactions of the server share. (An executor that has left is not asleep: see
+-- mark_ended. A condition for that would offer the planner another index, that of all living executors.)
 --
 -- Workers that wait in an accept get a notification too. They replace no executor and no operator: a worker may come late, or not at all.
 --
@@ -152,9 +160,12 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF v_knows THEN
-        SELECT ARRAY(SELECT e.id FROM joex_private.executor e
-                     WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
-                     ORDER BY e.spare, e.asleep_since DESC LIMIT least(p_jobs, 4)),
+        SELECT ARRAY((SELECT e.id FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
+                      WHERE NOT e.spare AND NOT e.draining AND p_queue = ANY (e.queues) ORDER BY a.nr DESC LIMIT 4)
+                     UNION ALL      -- (The server reads these only if those are too few.)
+                     (SELECT e.id FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
+                      WHERE e.spare AND NOT e.draining AND p_queue = ANY (e.queues) ORDER BY a.nr DESC LIMIT 4)
+                     LIMIT least(p_jobs, 4)),
                -- (max reads the last entry of an index, however many watches have ended: see is_heard.)
                coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers) > v_now, false),
                coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers) > v_now, false)
@@ -174,10 +185,9 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.is_awaited(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT joex_private.sees_the_latest()
-           -- (The order makes the planner use the index of sleepers, so that this reads no executor that is awake.)
-           OR (SELECT e.id FROM joex_private.executor e
-               WHERE e.asleep_since IS NOT NULL AND NOT e.draining AND p_queue = ANY (e.queues)
-               ORDER BY e.spare, e.asleep_since DESC LIMIT 1) IS NOT NULL
+           -- (The order makes the planner begin with the sleepers, so that this reads no executor that is awake.)
+           OR (SELECT e.id FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
+               WHERE NOT e.draining AND p_queue = ANY (e.queues) ORDER BY a.nr DESC LIMIT 1) IS NOT NULL
            OR coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers) > clock_timestamp(), false)
            OR coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers) > clock_timestamp(), false)
            OR coalesce((SELECT max(s.until) FROM joex_private.subscriber s) > clock_timestamp(), false);

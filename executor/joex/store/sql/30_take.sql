@@ -716,8 +716,9 @@ END $$;
 -- the server, which may be wrong: then jobs go to an executor that could have left, or wait until the silent one is declared dead.)
 CREATE OR REPLACE FUNCTION joex_private.another_can_take(p_queue text) RETURNS boolean
 LANGUAGE sql VOLATILE SET enable_bitmapscan = off SET search_path = pg_catalog, pg_temp AS $$
-    SELECT EXISTS (SELECT FROM joex_private.executor e JOIN joex_private.lease l ON l.executor_id = e.id
-                   WHERE e.asleep_since IS NOT NULL AND NOT e.spare AND NOT e.draining AND p_queue = ANY (e.queues)
+    SELECT EXISTS (SELECT FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
+                   JOIN joex_private.lease l ON l.executor_id = e.id
+                   WHERE NOT e.spare AND NOT e.draining AND p_queue = ANY (e.queues)
                          AND l.heartbeat_at > clock_timestamp() - least(e.lease * 0.75, interval '30 seconds')) $$;
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
@@ -740,14 +741,16 @@ DECLARE
     v_name text;
 BEGIN
     IF p_executor = 0 THEN
-        SELECT p_worker AS app_id, false AS draining, false AS spare, NULL::timestamptz AS left_at, NULL::timestamptz AS asleep_since
+        SELECT p_worker AS app_id, false AS draining, false AS spare, NULL::timestamptz AS left_at, false AS is_asleep
         INTO v_executor;
     ELSE
         IF NOT joex_private.sees_the_latest() THEN
             PERFORM joex_private.must_see_the_latest('joex_private.take');
         END IF;
         -- (This decides nothing: see hand_out.)
-        SELECT e.app_id, e.draining, e.spare, e.left_at, e.asleep_since INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
+        SELECT e.app_id, e.draining, e.spare, e.left_at,
+               EXISTS (SELECT FROM joex_private.asleep a WHERE a.executor_id = p_executor) AS is_asleep
+        INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
     END IF;
     IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN
         RAISE EXCEPTION 'the lease of executor % has ended', p_executor USING ERRCODE = 'JX001';
@@ -799,8 +802,8 @@ BEGIN
             PERFORM nextval('joex_private.long_takes');
         END IF;
         IF v_want = 0 THEN
-            IF v_executor.asleep_since IS NOT NULL THEN     -- an executor with a free slot left stays on the list
-                UPDATE joex_private.executor SET asleep_since = NULL WHERE id = p_executor;
+            IF v_executor.is_asleep THEN        -- an executor with a free slot left stays on the list
+                PERFORM joex_private.get_up(p_executor);
             END IF;
             -- All slots filled, so more may wait, in any of the queues: the wake-up may have been for another one than this.
             -- Pass it on. Each woken executor does the same.

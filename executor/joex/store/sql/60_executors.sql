@@ -28,10 +28,11 @@ CREATE OR REPLACE FUNCTION joex_private.mark_ended(p_id integer, p_ending text) 
 DECLARE
     v_app_id text;
 BEGIN
-    UPDATE joex_private.executor e SET left_at = clock_timestamp(), ending = p_ending, asleep_since = NULL, orphans = true
+    UPDATE joex_private.executor e SET left_at = clock_timestamp(), ending = p_ending, orphans = true
     WHERE e.id = p_id AND e.left_at IS NULL RETURNING e.app_id INTO v_app_id;
     IF FOUND THEN
         DELETE FROM joex_private.lease l WHERE l.executor_id = p_id;
+        PERFORM joex_private.get_up(p_id);
         PERFORM joex_private.notify_operators(v_app_id);
         PERFORM joex_private.announce_executor('executor-left', p_id);
     END IF;
@@ -329,15 +330,71 @@ END $$;
 -- An executor with a free slot and nothing to take falls asleep: submissions wake it from now on. It must take once more after this has
 -- committed, and again until each transaction that was open then has ended: one of these may have submitted a job without seeing that
 -- the executor sleeps (see sleep_state).
-CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void LANGUAGE sql VOLATILE
-SET search_path = pg_catalog, pg_temp AS $$
-    UPDATE joex_private.executor SET asleep_since = clock_timestamp() WHERE id = p_id AND left_at IS NULL $$;
+--
+-- Each sleep leaves a dead entry in the index by which submissions find sleepers, and an old snapshot of any session keeps vacuum from
+-- clearing them. So there is a mark, the sequence sleepers_from, which all transactions see at once, whatever their snapshot: sleepers with
+-- numbers below it don't count, and nobody reads there. Who falls asleep and finds many dead entries above the mark moves it: first it sets
+-- the mark to a number that no sleeper has, and then, with a new snapshot, it takes from the list those that lie below, and wakes them. They
+-- find nothing to take, and that they are on the list no longer, so they fall asleep anew. None that sleeps is forgotten: a row that was
+-- committed before that snapshot is found there; one that was committed later is of an executor that looks for itself on the list after its
+-- commit, and so after the mark was set (see taker.py). A submission that comes meanwhile sees no sleeper, and may send no notification;
+-- to those that fall asleep anew, it is a transaction that was open then. If the mover dies in between, executors find work with a
+-- heartbeat, and fall asleep anew after that, as if a notification had been lost.
+CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_nr bigint := nextval('joex_private.sleeper_nr');
+BEGIN
+    PERFORM joex_private.get_up(p_id);
+    IF v_nr % 50 = 0 THEN
+        PERFORM joex_private.leave_dead_sleepers();
+    END IF;
+    -- (A dump may have read the mark after the numbers.)
+    WHILE v_nr < joex_private.sleepers_from() LOOP
+        v_nr := nextval('joex_private.sleeper_nr');
+    END LOOP;
+    -- (Who ends this executor waits for the lock, and then finds the row; or this waits, and finds that it has ended.)
+    INSERT INTO joex_private.sleeper (executor_id, nr)
+    SELECT e.id, v_nr FROM joex_private.executor e WHERE e.id = p_id AND e.left_at IS NULL FOR SHARE;
+END $$;
+
+-- Take an executor from the list of sleepers. (Not from below the mark: the dead entries there may be many.)
+CREATE OR REPLACE FUNCTION joex_private.get_up(p_id integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    DELETE FROM joex_private.sleeper s WHERE s.executor_id = p_id AND s.nr >= (SELECT joex_private.sleepers_from());
+END $$;
+
+-- Move the mark of sleepers, if many dead entries lie above it (see fall_asleep). Those that are asleep have to fall asleep anew, so the
+-- more there are, the more dead entries it takes.
+CREATE OR REPLACE FUNCTION joex_private.leave_dead_sleepers() RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_from CONSTANT bigint := joex_private.sleepers_from();
+    v_walked bigint := pg_stat_get_xact_tuples_returned('joex_private.sleeper_in_order'::regclass);
+    v_asleep bigint := (SELECT count(*) FROM (SELECT s.executor_id FROM joex_private.sleeper s WHERE s.nr >= v_from ORDER BY s.nr) a);
+    v_to bigint;
+BEGIN
+    v_walked := pg_stat_get_xact_tuples_returned('joex_private.sleeper_in_order'::regclass) - v_walked;
+    -- (Of two movers at a time the second one would set the mark back.)
+    IF v_walked - v_asleep < 100 + 8 * v_asleep OR NOT joex_private.try_mutex('sleepers')
+       OR v_from <> joex_private.sleepers_from() THEN
+        RETURN;
+    END IF;
+    v_to := setval('joex_private.sleepers_from', nextval('joex_private.sleeper_nr'));
+    -- (One that is locked is of an executor that has just filled its slots, or falls asleep anew already.)
+    WITH left_behind AS (
+        DELETE FROM joex_private.sleeper s WHERE s.ctid = ANY (ARRAY(
+            SELECT x.ctid FROM joex_private.sleeper x WHERE x.nr >= v_from AND x.nr < v_to ORDER BY x.nr FOR UPDATE SKIP LOCKED))
+        RETURNING s.executor_id
+    ) SELECT count(joex_private.send('joex_wake', json_build_object('queue', e.queues[1], 'executors', ARRAY[e.id])::text))
+      FROM left_behind l JOIN joex_private.executor e ON e.id = l.executor_id INTO v_asleep;
+END $$;
 
 -- An executor that runs a suspect takes nothing until the suspect has ended, though it has free slots, and one whose loop a task blocks
 -- takes nothing meanwhile: submissions do not wake it, and the jobs that wait wake other executors.
 CREATE OR REPLACE FUNCTION joex_private.stand_aside(p_id integer, p_queues text[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    UPDATE joex_private.executor SET asleep_since = NULL WHERE id = p_id;
+    PERFORM joex_private.get_up(p_id);
     PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex_private.has_runnable(n.name);
 END $$;
 

@@ -207,7 +207,10 @@ WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
 SELECT e.id,                 -- integer: of this registration; an executor that restarts gets another
        e.app_id,             -- text: its name
        CASE WHEN e.ending IS NOT NULL THEN e.ending WHEN e.draining THEN 'draining' WHEN e.spare THEN 'spare'
-            WHEN count(j.id) > 0 THEN 'busy' WHEN e.asleep_since IS NOT NULL THEN 'asleep' ELSE 'awake' END
+            WHEN count(j.id) > 0 THEN 'busy'
+            -- (joex_private.asleep, for readers who may not call sleepers_from)
+            WHEN EXISTS (SELECT FROM joex_private.sleeper s WHERE s.executor_id = e.id
+                         AND s.nr >= (SELECT f.last_value FROM joex_private.sleepers_from f)) THEN 'asleep' ELSE 'awake' END
            AS state,         -- text: busy, asleep, awake, spare or draining; left, dead or replaced when it has ended
        count(j.id) AS held,  -- bigint: jobs that it holds
        e.pool_size,          -- integer: its slots
