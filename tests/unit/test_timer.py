@@ -3,9 +3,11 @@
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import cronsim
 import pytest
 
 from joex.core.timers import Timer, parse_zone
+from joex.core.timers.wall_clock import as_cron_at_times, as_cron_often, as_systemd
 from tests.support.timers import differences, read_record
 
 ZURICH = ZoneInfo("Europe/Zurich")
@@ -244,7 +246,9 @@ def test_five_fields_are_a_cron_line(text, normal):
         ("0 0 * * 5L", "2025-05-01", ["2025-05-30 00:00", "2025-06-27 00:00", "2025-07-25 00:00"]),
         ("0 0 * * MON#5", "2025-01-01", ["2025-03-31 00:00", "2025-06-30 00:00", "2025-09-29 00:00"]),
         ("0 0 29 2 *", "2096-03-01", ["2104-02-29 00:00", "2108-02-29 00:00", "2112-02-29 00:00"]),
+        ("0 0 * 2 MON#5", "2025-01-01", ["2044-02-29 00:00", "2072-02-29 00:00", "2112-02-29 00:00"]),
         ("0 0 */20 * 1L", "2025-01-01", [None]),
+        ("0 0 LW * */7", "2025-01-01", [None]),
     ],
 )
 def test_a_cron_line_is_due_when_it_says(text, after, expected):
@@ -312,3 +316,79 @@ def test_the_ends_of_time_are_no_obstacle(text, zone):
     assert timer.next(datetime.min.replace(tzinfo=there), there) == first
     assert timer.next(datetime.max.replace(tzinfo=UTC), there) is None
     assert timer.next(datetime.max.replace(tzinfo=there), there) is None
+
+
+# The schedulers read the timers of all tenants in their event loops, so one decision takes little work.
+
+
+def last_sunday_of_march(wall):
+    """Half past two on the first one later than a wall clock time."""
+    days = (datetime(wall.year + more, 3, day, 2, 30) for more in (0, 1) for day in range(25, 32))  # noqa: DTZ001
+    return next(day for day in days if day > wall and day.weekday() == 6)
+
+
+def each_minute(wall):
+    """The first minute later than a wall clock time."""
+    return wall.replace(second=0, microsecond=0) + timedelta(minutes=1)
+
+
+def never(_wall):
+    """No wall clock time."""
+    return
+
+
+@pytest.mark.parametrize(
+    ("rule", "later", "zone", "after", "found", "most"),
+    [
+        # All in gaps: it gives up.
+        (as_systemd, last_sunday_of_march, "Europe/Zurich", "2025-06-01", None, 30),
+        (as_cron_often, last_sunday_of_march, "Europe/Zurich", "2025-06-01", None, 30),
+        # In the first pass: where the second one and all that follows have none, it has none either.
+        (as_cron_often, never, "Europe/Zurich", "2025-10-26 00:15", None, 1),
+        # At the beginning of the second pass of two hours, of which no time is wanted.
+        (as_cron_at_times, each_minute, "Antarctica/Troll", "2025-10-26 01:00", "2025-10-26 03:00", 1),
+    ],
+)
+def test_a_search_asks_for_few_times(rule, later, zone, after, found, most):  # noqa: PLR0917 - its table
+    asked = []
+
+    def counted(wall):
+        asked.append(wall)
+        return later(wall)
+
+    assert rule(at(after), ZoneInfo(zone), counted) == (at(found) if found else None)
+    assert len(asked) <= most
+
+
+@pytest.mark.parametrize(
+    ("text", "zone"),
+    [
+        ("*/2 2 * 3 0L", "Europe/Zurich"),
+        ("* 1 * 3 0L", "Europe/Dublin"),
+        ("*/2 1 * 3 0L", "Antarctica/Troll"),
+        ("Sun *-03~07/1 2:30:00", "Europe/Zurich"),
+    ],
+)
+def test_a_timer_that_only_names_times_that_clocks_skip_is_never_due(text, zone):
+    assert elapses(text, "2026-11-27", zone) == [None]
+
+
+def test_the_fifty_years_of_a_cron_line_begin_once_whatever_gaps_there_are(monkeypatch):
+    years = []
+
+    class Noted(cronsim.CronSim):
+        def __init__(self, line, start):
+            years.append(start.year)
+            super().__init__(line, start)
+
+    timer = Timer.parse("*/2 2 L 3 */7")  # in a gap whenever 31 March is a Sunday
+    monkeypatch.setattr(cronsim, "CronSim", Noted)
+    assert timer.next(NOON, ZURICH) is None
+    assert len(years) > 1
+    assert max(years) <= NOON.year + 50
+
+
+@pytest.mark.parametrize("text", ["0 0 */20 * 1L", "0 0 LW * */7"])
+def test_a_cron_line_that_no_day_can_match_is_not_searched_for(text, monkeypatch):
+    monkeypatch.setattr(cronsim.CronSim, "__next__", lambda _: pytest.fail("it searches"))
+    assert elapses(text, "2025-01-01") == [None]

@@ -15,6 +15,9 @@ Three rules decide, each a function of
     later: Gives the first wanted wall clock time (naive) later than a wall clock time; None: there is none.
 
 and each gives the first wanted instant after ``after``, in UTC, or None.
+
+The schedulers of executors and operators call them in their event loops, with the timers of all tenants. So each calls
+``later``, which may have years to read, a limited number of times.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from zoneinfo import ZoneInfo
 TICK = timedelta(microseconds=1)
 """The smallest difference between two times."""
 _SECOND = timedelta(seconds=1)
+_MOST_GAPS = 30
 
 Later = Callable[[datetime], datetime | None]
 
@@ -42,8 +46,12 @@ def as_systemd(after: datetime, zone: ZoneInfo, later: Later) -> datetime | None
 
 def as_cron_at_times(after: datetime, zone: ZoneInfo, later: Later) -> datetime | None:
     """Debian's rule for lines with fixed times: never twice, and a skipped time comes at the end of the gap."""
-    wall: datetime | None = _wall(after, zone)
-    while wall is not None and (wall := later(wall)):
+    wall = _wall(after, zone)
+    first, second = _passes(wall, zone)
+    if first < second == after:  # in the second pass, of which no time is wanted
+        wall = _wall(_change(first, second, zone) - TICK, zone)
+    while (found := later(wall)) is not None:
+        wall = found
         first, second = _passes(wall, zone)
         at = first if first <= second else _change(second, first, zone)
         if at > after:
@@ -54,18 +62,26 @@ def as_cron_at_times(after: datetime, zone: ZoneInfo, later: Later) -> datetime 
 def as_cron_often(after: datetime, zone: ZoneInfo, later: Later) -> datetime | None:
     """Debian's rule for lines with a star for minute or hour: whenever clocks show a wanted time, in both passes."""
     wall = _wall(after, zone)
-    found = _from(wall, after, zone, later)
     first, second = _passes(wall, zone)
-    if first == after < second:
-        turn = _change(first, second, zone)
-        if found is None or found >= turn:
-            return _from(_wall(turn, zone) - TICK, turn - TICK, zone, later)
-    return found
+    if first != after or first >= second:
+        return _from(wall, after, zone, later)
+    turn = _change(first, second, zone)
+    found = _from(_wall(turn, zone) - TICK, turn - TICK, zone, later)
+    if found is None:  # the second pass shows all times of the first, so that this one has none either
+        return None
+    sooner = _from(wall, after, zone, later)
+    return found if sooner is None or sooner >= turn else sooner
 
 
-def _from(wall: datetime | None, after: datetime, zone: ZoneInfo, later: Later) -> datetime | None:
-    while wall is not None and (wall := later(wall)):
-        first, second = _passes(wall, zone)
+def _from(wall: datetime, after: datetime, zone: ZoneInfo, later: Later) -> datetime | None:
+    """The first wanted instant, by a wall clock time that is not in a gap; None: the next thirty are all in gaps.
+
+    Thirty gaps are decades. A timer that has named nothing else by then (the last Sunday of March at 02:30) never will.
+    """
+    for _ in range(_MOST_GAPS):
+        if (found := later(wall)) is None:
+            return None
+        first, second = _passes(found, zone)
         if first <= second:
             return first if first > after else second
         wall = _wall(_change(second, first, zone), zone) - TICK
