@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from joex.core.events import Emit, Repeated
-from joex.core.periodic import decide
+from joex.core.periodic import Decision, decide
 from joex.errors import JoexError
 from joex.store import periodic_due
 from joex.store.database import borrowed
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 _BATCH = 200
+_SLICE = 0.005  # seconds of decisions until all else in the process has its turn: each may take milliseconds
 _LONGEST_SLEEP = 60.0
 _JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
@@ -126,7 +127,7 @@ class PeriodicScheduler:
                 self._busy_for = _BUSY_RETRY_IN
                 return self._until([*([] if seconds is None else [seconds]), *(at - now for at in aside.values())])
             tasks, self._after = await periodic_due.due(connection, _BATCH, after=self._after, **which)
-            decided = [(task, decide(task.schedule, task.now)) for task in tasks]
+            decided = await _decide(tasks)
             fired = await periodic_due.fire(connection, self._worker, decided) if decided else []
         self._tell(fired, {task.key: decision.error for task, decision in decided})
         if all(one.outcome == "stale" for one in fired):
@@ -154,3 +155,19 @@ class PeriodicScheduler:
         """How long to sleep if another scheduler works on what is due, or another transaction has locked it."""
         self._busy_for, sleep = min(self._busy_for * 2, _BUSY_RETRY_LATEST), self._busy_for
         return sleep
+
+
+async def _decide(tasks: Sequence[periodic_due.Due]) -> list[tuple[periodic_due.Due, Decision]]:
+    """Decide about tasks, with turns for all else in the process, and where the scheduler can be stopped.
+
+    What changes meanwhile stays as it is: `fire_periodic` fires only the version of a task that was read.
+    """
+    decided: list[tuple[periodic_due.Due, Decision]] = []
+    clock = asyncio.get_running_loop().time
+    until = clock() + _SLICE
+    for task in tasks:
+        if clock() >= until:
+            await asyncio.sleep(0)
+            until = clock() + _SLICE
+        decided.append((task, decide(task.schedule, task.now)))
+    return decided

@@ -531,6 +531,47 @@ async def test_hundreds_of_locked_rows_do_not_starve_the_next_one(tasks, another
     assert await tasks.jobs() == 501
 
 
+async def test_a_pass_gives_all_else_in_the_process_its_turns(tasks, scheduler, monkeypatch):
+    await tasks.put_due("a", "b", "c")
+    turns, seen = 0, []
+
+    async def take_turns():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def noted(schedule, now):
+        seen.append(turns)
+        return decide(schedule, now)
+
+    monkeypatch.setattr(periodic_scheduler, "_SLICE", 0.0)  # each decision takes that long
+    monkeypatch.setattr(periodic_scheduler, "decide", noted)
+    beside = asyncio.create_task(take_turns())
+    async with scheduler() as log:
+        await log.wait_for(Repeated, count=3)
+    beside.cancel()
+    assert len(seen) == len(set(seen)) == 3
+
+
+async def test_a_stop_ends_a_pass_between_two_decisions_and_leaves_all_to_other_schedulers(tasks, pool, monkeypatch):
+    await tasks.put_due("a", "b", "c")
+    decided = []
+
+    def stopped(schedule, now):
+        decided.append(schedule)
+        work.cancel()
+        return decide(schedule, now)
+
+    monkeypatch.setattr(periodic_scheduler, "_SLICE", 0.0)
+    monkeypatch.setattr(periodic_scheduler, "decide", stopped)
+    work = asyncio.create_task(PeriodicScheduler(pool, "scheduler", EventLog()).run())
+    with suppress(asyncio.CancelledError):
+        await work
+    assert len(decided) == 1
+    assert await tasks.decide() == {"a": "submitted", "b": "submitted", "c": "submitted"}
+
+
 async def test_the_marks_of_a_session_that_dies_are_gone_with_it(tasks, another_connection):
     """It has decided, and not committed: no other session decides meanwhile, or waits for it."""
     await tasks.put_due("a", "b")
