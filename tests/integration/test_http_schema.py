@@ -196,7 +196,9 @@ async def test_the_routes_that_the_test_above_walks_are_all_that_are_described(a
     assert unprotected == {one for one in PUBLIC if one[0] == "GET"}
 
 
-async def test_each_route_refuses_a_parameter_that_it_does_not_have_and_names_those_that_it_has(app):
+async def test_each_route_refuses_a_parameter_that_it_does_not_have_or_that_comes_twice_and_names_those_that_it_has(
+    app,
+):
     async with Client("postgresql://nobody@127.0.0.1:1/nothing") as nowhere:
         face = Face(Executor(app, Settings(), ""))
         api = create_api(Settings(), nowhere, face, lambda: (b"", "text/plain"))
@@ -204,7 +206,8 @@ async def test_each_route_refuses_a_parameter_that_it_does_not_have_and_names_th
             paths = (await http.get("/openapi.json")).json()["paths"]
             for path, methods in paths.items():
                 for method, operation in methods.items():
-                    known = [one["name"] for one in operation.get("parameters", []) if one["in"] == "query"]
+                    parameters = [one for one in operation.get("parameters", []) if one["in"] == "query"]
+                    known = [one["name"] for one in parameters]
                     answer = await http.request(method, path, params={"limti": "1"})
                     said = f"known are {', '.join(known)}" if known else "this call has none"
                     told = {"detail": f"limti: there is no such parameter: {said}"}
@@ -213,6 +216,11 @@ async def test_each_route_refuses_a_parameter_that_it_does_not_have_and_names_th
                     for name in known:
                         answer = await http.request(method, path, params={name: "1"})
                         assert "there is no such parameter" not in answer.text, (method, path, name)
+                    for one in parameters:
+                        answer = await http.request(method, path, params=[(one["name"], "1"), (one["name"], "")])
+                        twice = f"{one['name']}: is given 2 times: give it once"
+                        is_list = any(shape.get("type") == "array" for shape in one["schema"].get("anyOf", []))
+                        assert (answer.json() == {"detail": twice}) != is_list, (method, path, one)
     assert face.drains == 0
 
 

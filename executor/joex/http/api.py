@@ -19,7 +19,7 @@ from joex.http import executor as of_executor
 from joex.http import jobs, keyed, periodic, queues, workers
 from joex.http.auth import PUBLIC, AuthMiddleware
 from joex.http.caller import needs_of
-from joex.http.dependencies import BEARER, refuse_unknown_parameters
+from joex.http.dependencies import BEARER, refuse_repeated_parameters, refuse_unknown_parameters
 from joex.http.errors import add_handlers, problems
 from joex.http.executor_protocol import ExecutorProtocol
 from joex.http.route import Calls, Route, routes_of, together
@@ -57,7 +57,7 @@ def check_route(route: APIRoute) -> None:
 _ALL = together(
     _ROUTERS,
     check_route,
-    dependencies=[Depends(refuse_unknown_parameters), BEARER],
+    dependencies=[Depends(refuse_unknown_parameters), Depends(refuse_repeated_parameters), BEARER],
     responses=problems(400, 401, 403, 503),
     generate_unique_id_function=lambda route: route.name,  # the name of the function in generated clients
 )

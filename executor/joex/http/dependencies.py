@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args, get_origin
 from uuid import UUID
 
 from fastapi import Depends, Header, HTTPException, Query, Request, Security, params, status
@@ -138,9 +139,11 @@ def has_line(dependant: Any) -> bool:
     return any(one.call in {_report, _turn} or has_line(one) for one in dependant.dependencies)
 
 
-def _query_parameters(dependant: Any) -> Iterator[str]:
-    """The query parameters of a route, with those of its dependencies."""
-    yield from (parameter.alias for parameter in dependant.query_params)
+def _query_parameters(dependant: Any) -> Iterator[tuple[str, bool]]:
+    """The query parameters of a route, with those of its dependencies: their names, and which are lists."""
+    for parameter in dependant.query_params:
+        annotation = parameter.field_info.annotation
+        yield parameter.alias, any(get_origin(one) is list for one in (annotation, *get_args(annotation)))
     for one in dependant.dependencies:
         yield from _query_parameters(one)
 
@@ -150,11 +153,31 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
     Runs before all routes (`joex.http.api`).
     """
-    known = list(_query_parameters(request.scope["route"].dependant))
+    known = [name for name, _ in _query_parameters(request.scope["route"].dependant)]
     for name in request.query_params:
         if name not in known:
             fix = f"known are {', '.join(known)}" if known else "this call has none"
             raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{cut(name)}: there is no such parameter: {fix}")
+
+
+async def refuse_repeated_parameters(request: Request) -> None:
+    """Refuse a parameter that comes twice, unless it is a list: FastAPI takes the last one.
+
+    A proxy in front may have judged the first one. Runs before all routes.
+    """
+    lists = {name for name, is_list in _query_parameters(request.scope["route"].dependant) if is_list}
+    refuse_repeated(name for name, _ in request.query_params.multi_items() if name not in lists)
+
+
+def refuse_repeated(names: Iterable[str]) -> None:
+    """Refuse a call in which a name comes twice that must come once.
+
+    Raises:
+        HTTPException: 400.
+    """
+    for name, number in Counter(names).items():
+        if number > 1:
+            raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{cut(name)}: is given {number} times: give it once")
 
 
 def refusals(*statuses: int) -> Answers:
