@@ -829,6 +829,49 @@ async def test_all_that_matches_is_changed_but_no_more_than_was_confirmed(
     assert (await console.post("/all?act=cancel", data={"number": "0"}, headers=HERE)).status_code == 400
 
 
+async def test_a_field_that_comes_twice_is_refused_on_each_page_and_form(
+    browse: Open, client: Client, connection: asyncpg.Connection
+) -> None:
+    """A link of a tenant named its group first, and Joex cancelled the jobs of all: the page had shown the first."""
+    job_id = await client.submit("mail.send", group="victim")
+    console = browse()
+    told = "group: is given 2 times: give it once"
+    for path in paths("GET", job_id):
+        answer = await console.get(f"{path}?act=cancel&group=acme&state=waiting&state=failed&%67roup=")
+        assert (answer.status_code, told in answer.text) == (400, True), path
+    for path in [*paths("POST", job_id), "/sign-in", "/sign-out"]:
+        answer = await console.post(f"{path}?act=cancel&group=acme&group=", data={"number": 1}, headers=HERE)
+        assert (answer.status_code, told in answer.text) == (400, True), path
+    for path in ("/all?act=cancel", "/group", "/queue", "/periodic/run", "/executors/drain", "/sign-in"):
+        answer = await console.post(path, content="number=1&group=acme&group=", headers=HERE)
+        assert (answer.status_code, told in answer.text) == (400, True), path
+    assert await audit.list_acts(connection, None, 10) == []
+
+
+async def test_what_a_page_confirms_is_what_its_form_does_and_what_the_audit_has(
+    browse: Open, client: Client, connection: asyncpg.Connection
+) -> None:
+    """However the query was written: the filter is read once, and has passed its limits."""
+    await client.submit_many([NewJob("mail.send", {}, group) for group in ("a & b", "victim")])
+    console = browse()
+    given = "state=waiting&state=stuck&group=a+%26+b"
+    page = (await console.get("/all?act=cancel&group=a%20%26%20b&state=waiting&task=&state=stuck&state=waiting")).text
+    assert re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page) == [
+        ("state", "<bdi>waiting stuck</bdi>"),
+        ("group", "<bdi>a &amp; b</bdi>"),
+    ]
+    [action] = re.findall(r'<form method="post" action="([^"]*/all[^"]*)"', page)
+    assert unescape(action) == f"/all?{given}&act=cancel"
+    answer = await console.post(unescape(action), data={"number": 1}, headers=HERE)
+    await eventually(partial(_is_over, console, answer.headers["location"]), why="the act has ended")
+    acts = [act for act in await audit.list_acts(connection, None, 10) if act.act == "cancel_all"]
+    assert [act.detail and act.detail["filter"] for act in acts] == [{"state": "waiting stuck", "group": "a & b"}] * 2
+    states = await connection.fetch("SELECT grp, state FROM joex.jobs ORDER BY grp")
+    assert [tuple(row) for row in states] == [("a & b", "cancelled"), ("victim", "waiting")]
+    page = (await console.get("/all?act=cancel")).text
+    assert "<dt>no filter</dt>" in page
+
+
 async def test_jobs_that_are_not_due_run_now_one_or_all_that_match(
     browse: Open, client: Client, token: Callable[..., Any]
 ) -> None:

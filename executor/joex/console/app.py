@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakValueDictionary
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -22,6 +22,7 @@ from joex.console.sign_in import Access, Callers, SignIn
 from joex.console.snapshot import Snapshots
 from joex.console.views import AWAY, Views
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
+from joex.http.dependencies import refuse_repeated_parameters
 from joex.http.errors import RETRY_AFTER
 from joex.http.route import together
 from joex.http.tokens import Tokens
@@ -39,7 +40,7 @@ def _check_needs(route: APIRoute) -> None:
         raise RuntimeError(f"the route {route.path} must declare its scope, once: dependencies=[needs(...)]")
 
 
-_ALL = together(ROUTERS, _check_needs)
+_ALL = together(ROUTERS, _check_needs, dependencies=[Depends(refuse_repeated_parameters)])
 
 
 def create_console(client: Client, access: Access | None = None) -> FastAPI:

@@ -24,6 +24,7 @@ from joex.console.views import Views
 from joex.console.views import params as query_of
 from joex.core.access import Scope
 from joex.http.caller import Caller, caller_of, refuse_if_revoked
+from joex.http.dependencies import refuse_repeated
 from joex.http.state import CALLER
 from joex.http.turns import Line
 
@@ -130,9 +131,11 @@ async def _form(request: Request) -> Mapping[str, str]:
     if hasattr(request.state, CALLER):  # else the caller signs in
         await refuse_if_revoked(request)  # the form may have been on the way for a minute
     try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"))
+        fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
     except ValueError as error:
         raise HTTPException(status.HTTP_400_BAD_REQUEST, f"The form can't be read: {error}") from error
+    refuse_repeated(name for name, _ in fields)
+    return dict(fields)
 
 
 TheForm = Annotated[Mapping[str, str], Depends(_form)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -73,16 +73,18 @@ async def _search(  # noqa: PLR0917 - the filters
     tracker: Text = "",
     text: Annotated[str, Query(max_length=MOST_SOUGHT), Storable] = "",
 ) -> Search:
+    states = list(dict.fromkeys(state)) or None
     return Search(
-        queue or None, group or None, task or None, state or None, caller.bounds,
+        queue or None, group or None, task or None, states, caller.bounds,
         submitter=submitter or None, tracker=tracker or None, subject=text or None,
     )  # fmt: skip
 
 
 TheSearch = Annotated[Search, Depends(_search)]
-"""The filter in the query of a call."""
-FILTERS = ("state", "queue", "group", "task", "submitter", "tracker", "text")
-"""Its fields."""
+"""The filter in the query of a call.
+
+What a page shows and links of it, what a user confirms and what the audit has are made of this, not of the query."""
+Cursor = Annotated[str, Query(max_length=4000)]
 
 
 @routes.get("/jobs", dependencies=[needs(Scope.VIEW)])
@@ -90,7 +92,7 @@ async def list_jobs(
     console: TheConsole,
     request: Request,
     wanted: TheSearch,
-    cursor: Annotated[str, Query(max_length=4000)] = "",
+    cursor: Cursor = "",
 ) -> Response:
     """The jobs that match a filter, page by page."""
     if (job_id := _as_id(wanted.subject)) is not None:
@@ -101,7 +103,7 @@ async def list_jobs(
     chosen = wanted.states or ()
     return console.views.page(
         request, "jobs.html", page=page, wanted=wanted, chosen=chosen, states=STATES, cursor=cursor, now=now,
-        query=_query(request), back=_query(request, cursor=True), most_sought=MOST_SOUGHT,
+        query=_query(_given(wanted)), back=_back(wanted, cursor), most_sought=MOST_SOUGHT,
         acts={name: act for name, act in ACTS.items() if not chosen or any(one in act.states for one in chosen)},
         done=request.query_params.get("done"), size=PAGE,
     )  # fmt: skip
@@ -122,7 +124,9 @@ async def _check_reachable(connection: Connection, caller: Caller, job_id: UUID)
 
 
 @routes.get("/jobs/{job_id}", dependencies=[needs(Scope.VIEW)])
-async def show_job(console: TheConsole, caller: TheCaller, request: Request, job_id: UUID) -> Response:
+async def show_job(  # noqa: PLR0917 - what they depend on
+    console: TheConsole, caller: TheCaller, request: Request, job_id: UUID, wanted: TheSearch, cursor: Cursor = ""
+) -> Response:
     """A job: why it waits, what it has done, and its log."""
     sees = Scope.PAYLOADS in caller.scopes
     async with console.pace.reading() as connection:
@@ -140,7 +144,7 @@ async def show_job(console: TheConsole, caller: TheCaller, request: Request, job
         life=_life(job, runs), is_cut=len(runs) == ATTEMPTS, attempts=ATTEMPTS,
         log=_shown(logs.get(job_id, [])), now=now, values=zip(("Arguments", "Result"), values, strict=False),
         can={name: act for name, act in ACTS.items() if act.can(job)},
-        done=request.query_params.get("done"), is_over=job.state in FINAL, back=_query(request, cursor=True),
+        done=request.query_params.get("done"), is_over=job.state in FINAL, back=_back(wanted, cursor),
     )  # fmt: skip
 
 
@@ -183,7 +187,15 @@ def _life(job: Job, runs: Sequence[Attempt]) -> list[Moment]:
 
 @routes.post("/jobs/{job_id}/{act}", dependencies=[needs(Scope.OPERATE)])
 async def act_on_job(  # noqa: PLR0917 - what they depend on
-    console: TheConsole, caller: TheCaller, request: Request, job_id: UUID, act: str, _: TheForm, turn: TheTurn
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    job_id: UUID,
+    act: str,
+    wanted: TheSearch,
+    _: TheForm,
+    turn: TheTurn,
+    cursor: Cursor = "",
 ) -> Response:
     """Cancel a job, run it again, change its priority, or delete it."""
     if act not in ACTS:
@@ -192,7 +204,7 @@ async def act_on_job(  # noqa: PLR0917 - what they depend on
         await _check_reachable(connection, caller, job_id)
         done = await ACTS[act].do(connection, job_id)
     console.snapshots.expire(caller.key)
-    path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _query(request, cursor=True)
+    path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _back(wanted, cursor)
     return to(request, f"{path}?{back}{'&' if back else ''}{urlencode({'done': done})}")
 
 
@@ -207,7 +219,7 @@ async def confirm(console: TheConsole, request: Request, wanted: TheSearch, act:
         number, is_all = await count_jobs(connection, replace(wanted, states=states), most_read=most)
     return console.views.page(
         request, "all.html", act=act, label=ACTS[act].label, number=number, is_all=is_all, most=most,
-        states=states, given=_given(request.query_params.multi_items()), query=_query(request),
+        states=states, given=_given(wanted), query=_query(_given(wanted)),
     )  # fmt: skip
 
 
@@ -226,8 +238,7 @@ async def act_on_all(  # noqa: PLR0917 - what they depend on
         not_found("There is no such act.")
     if not (number.isdecimal() and number.isascii() and int(number[:10]) > 0):
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "number: expected how many jobs are meant.")
-    given = _given(request.query_params.multi_items())
-    bulk = BulkAct(act, given, int(number[:10]), form.get("is_all") != "no", caller.key)
+    bulk = BulkAct(act, _given(wanted), int(number[:10]), form.get("is_all") != "no", caller.key)
     act_id = await console.bulk_acts.begin(bulk, wanted, caller, partial(still_valid, request))
     if act_id is None:
         detail = f"{MOST_RUNNING} acts of {caller.name} on many jobs go on: stop one, or wait until one has ended."
@@ -249,10 +260,9 @@ TheAct = Annotated[BulkAct, Depends(_known)]
 @routes.get("/all/{act_id}", dependencies=[needs(Scope.OPERATE)])
 async def show_act(console: TheConsole, request: Request, act_id: UUID, bulk: TheAct) -> Response:
     """How far an act on many jobs is."""
-    query = urlencode(
-        [(name, one) for name, value in bulk.given.items() for one in (value.split() if name == "state" else [value])]
+    return console.views.page(
+        request, "act.html", bulk=bulk, label=ACTS[bulk.act].label, act_id=act_id, query=_query(bulk.given)
     )
-    return console.views.page(request, "act.html", bulk=bulk, label=ACTS[bulk.act].label, act_id=act_id, query=query)
 
 
 @routes.post("/all/{act_id}/stop", dependencies=[needs(Scope.OPERATE)])
@@ -263,16 +273,22 @@ async def stop_act(request: Request, act_id: UUID, bulk: TheAct, _: TheForm) -> 
     return to(request, f"/all/{act_id}")
 
 
-def _query(request: Request, *, cursor: bool = False) -> str:
-    """The filter, and where the page of the list begins if that is wanted, as the query of a link."""
-    fields, wanted = request.query_params.multi_items(), (*FILTERS, "cursor") if cursor else FILTERS
-    return urlencode([(name, value) for name, value in fields if value and name in wanted])
+def _given(wanted: Search) -> dict[str, str]:
+    """The filter, by the names of its fields, without what is empty; several states are joined."""
+    fields = {
+        "state": " ".join(wanted.states or ()), "queue": wanted.queue, "group": wanted.group, "task": wanted.task,
+        "submitter": wanted.submitter, "tracker": wanted.tracker, "text": wanted.subject,
+    }  # fmt: skip
+    return {name: value for name, value in fields.items() if value}
 
 
-def _given(fields: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The filter as the user has given it: without what is empty; several states are joined."""
-    given: dict[str, str] = {}
-    for name, value in fields:
-        if value and name in FILTERS:
-            given[name] = f"{given[name]} {value}" if name in given else value
-    return given
+def _query(given: Mapping[str, str]) -> str:
+    """The filter as the query of a link."""
+    return urlencode(
+        [(name, one) for name, value in given.items() for one in (value.split() if name == "state" else [value])]
+    )
+
+
+def _back(wanted: Search, cursor: str) -> str:
+    """The query of the page of the list that has a job."""
+    return _query(_given(wanted) | ({"cursor": cursor} if cursor else {}))
