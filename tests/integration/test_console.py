@@ -872,6 +872,25 @@ async def test_what_a_page_confirms_is_what_its_form_does_and_what_the_audit_has
     assert "<dt>no filter</dt>" in page
 
 
+async def test_a_page_has_what_a_link_brings_once_and_not_in_each_of_its_rows(browse: Open, client: Client) -> None:
+    """A link of 60 kB made a page of 9 MB, and a viewer may leave 200 pages unread."""
+    await client.submit_many([NewJob("a", {}, queue=f"q{nr:03}") for nr in range(101)])
+    for nr in range(101):
+        await client.periodic.put(f"p{nr:03}", "a", "08:00")
+    console = browse()
+    [cursor] = re.findall(r"cursor=([^\"]*)", (await console.get("/jobs")).text)
+    for path, short, long in (
+        ("/jobs", {"cursor": cursor}, {"cursor": cursor + '"' * 3000}),
+        ("/jobs", {"state": "waiting"}, {"state": ["waiting"] * 3000}),
+        ("/periodic", {"after": '["","",""]'}, {"after": f'["!{"<" * 4900}","",""]'}),
+        ("/periodic", {"timer": "08:00"}, {"timer": "<" * 254}),
+    ):
+        pages = [(await console.get(path, params=given)).text for given in (short, long)]
+        rows = [len(re.findall("<tr|<form", page)) for page in pages]
+        assert rows[0] == rows[1], path
+        assert len(pages[1]) < len(pages[0]) + 30_000, (path, [len(page) for page in pages])
+
+
 async def test_jobs_that_are_not_due_run_now_one_or_all_that_match(
     browse: Open, client: Client, token: Callable[..., Any]
 ) -> None:
@@ -1428,6 +1447,7 @@ async def test_wrong_input_gets_a_line_that_names_the_field(browse: Open, client
     for path, status, text in (
         ("/group?queue=default&group=acme&weight=101", 400, "weight: expected a whole number, 1 to 100"),
         ("/group?queue=default&group=acme&max_running=many", 400, "max_running: expected"),
+        (f"/group?queue=default&group=acme&max_running={'0' * 20}{'9' * 20}", 400, "max_running: expected"),
         ("/group?queue=default&group=nobody", 404, "no unfinished jobs"),
         ("/group?queue=default", 400, "group: "),
         ("/fairness?queue=nothing", 404, "nothing"),
@@ -1485,11 +1505,13 @@ async def test_a_pool_is_simulated_on_the_jobs_that_have_ended(
     assert "No job of the queue" in (await console.get("/simulate?hours=1")).text
     await open_the_shop(client, connection)
     given = "hours=1&least=1&most=1&pool_size=4&price=0.5&group=acme&weight=3"
-    page = (await console.get(f"/simulate?{given}")).text
+    page = (await console.get(f"/simulate?{given}&unknown=<")).text
+    [link] = re.findall(r'href="([^"]*/pool.yaml[^"]*)"', page)
+    assert unescape(link) == "/simulate/pool.yaml?queue=default&pool_size=4&least=1&most=1"
     assert "Waits of 40 jobs" in page
     assert re.search(r"as it was</th>\s*<td class=\"number\">40</td>", page)
     assert re.search(r"<bdi>acme</bdi></th><td class=\"number\">3</td>", page)
-    file = await console.get(f"/simulate/pool.yaml?{given}")
+    file = await console.get(unescape(link))
     assert file.headers["content-disposition"] == 'attachment; filename="pool.yaml"'
     assert yaml.safe_load(file.text)["spec"]["scaling"] == {"minReplicas": 1, "maxReplicas": 1}
     assert yaml.safe_load((await console.get("/simulate/pool.yaml?queue=%22%5Da%3A%0A-")).text)["spec"]["queues"] == [

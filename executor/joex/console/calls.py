@@ -31,6 +31,8 @@ from joex.http.turns import Line
 LARGEST_FORM = 100_000
 """Bytes."""
 _MOST_FIELDS = 100
+LONGEST_BACK = 1_000
+"""Characters. A page has this up to three times in each of 100 rows, and a call may bring it 60,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,11 @@ Storable = AfterValidator(_storable)
 """PostgreSQL can store the text in the query of a call: else the answer names the field."""
 Text = Annotated[str, Query(max_length=254), Storable]
 """A name, or a part of one, in the query of a call."""
+
+
+def way_back(query: str) -> str:
+    """The query of a page, for its links in each of its rows that lead back to it; empty: it is too long for that."""
+    return query if len(query) <= LONGEST_BACK else ""
 
 
 def to(request: Request, path: str, **query: Any) -> RedirectResponse:

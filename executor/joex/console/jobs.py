@@ -18,7 +18,7 @@ from starlette.responses import Response
 from joex.client.explain import Reason
 from joex.client.options import FINAL
 from joex.console.acts import ACTS, MOST_RUNNING, BulkAct
-from joex.console.calls import Storable, Text, TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.console.calls import Storable, Text, TheCaller, TheConsole, TheForm, needs, not_found, to, way_back
 from joex.console.views import MOST_SHOWN
 from joex.core.access import Scope
 from joex.core.duration import span
@@ -291,4 +291,4 @@ def _query(given: Mapping[str, str]) -> str:
 
 def _back(wanted: Search, cursor: str) -> str:
     """The query of the page of the list that has a job."""
-    return _query(_given(wanted) | ({"cursor": cursor} if cursor else {}))
+    return way_back(_query(_given(wanted) | ({"cursor": cursor} if cursor else {})))

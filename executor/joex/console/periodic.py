@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from joex.client.periodic import TimerCheck, check_timer
-from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to, way_back
+from joex.console.views import params
 from joex.core.access import Scope
 from joex.errors import InvalidJob
 from joex.http.caller import Caller
@@ -45,6 +46,7 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
     return console.views.page(
         request, "periodic.html", tasks=tasks, next=tasks[-1].key if has_more else None, now=now, timer=timer,
         zone=zone, meaning=_meaning(timer, zone), done=done, after=after,
+        back=way_back(params({"after": after})),
     )  # fmt: skip
 
 

@@ -14,10 +14,10 @@ from fastapi import APIRouter, HTTPException, Query, Request, status
 from starlette.responses import Response
 
 from joex.client.explain import Reason
-from joex.console.calls import Console, Text, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to
+from joex.console.calls import Console, Text, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to, way_back
 from joex.console.snapshot import Snapshot
 from joex.console.standings import Group, Queue, Standing
-from joex.console.views import plural
+from joex.console.views import params, plural
 from joex.core.access import Scope
 from joex.http.caller import Caller
 from joex.http.dependencies import TheTurn
@@ -41,6 +41,7 @@ _LEAST_FAILED = 5
 _HALF = 0.5
 _HIGHEST_WEIGHT = 100
 _HIGHEST_LIMIT = 2**31 - 1
+_MOST_DIGITS = 20
 _ORDERS: dict[str, Callable[[Group], Any]] = {
     "turn": lambda one: (one.turn is None, one.turn),
     "wait": lambda one: -(one.stats.oldest_runnable_seconds or 0),
@@ -92,6 +93,7 @@ async def overview(
     return console.views.page(
         request, "overview.html", trouble=why_old, snapshot=snapshot, queues=part, matching=len(matching),
         begin=begin, page=page, page_size=PAGE, queue=queue, minutes=minutes,
+        back=way_back(params({"queue": queue, "page": page})),
         alerts=alerts[:_MOST_ALERTS], more_alerts=len(alerts[_MOST_ALERTS:]),
     )  # fmt: skip
 
@@ -242,7 +244,7 @@ def _whole(given: Mapping[str, str], name: str, least: int, most: int) -> int | 
     text = given.get(name, "").strip()
     if not text:
         return None
-    if not (text.isdecimal() and text.isascii() and least <= int(text[:20]) <= most):
+    if not (text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS and least <= int(text) <= most):
         raise HTTPException(status.HTTP_400_BAD_REQUEST, f"{name}: expected a whole number, {least} to {most}.")
     return int(text)
 

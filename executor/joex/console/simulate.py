@@ -23,6 +23,7 @@ from pydantic_core import from_json, to_json
 from starlette.responses import PlainTextResponse, Response
 
 from joex.console.calls import Console, Storable, TheCaller, TheConsole, needs
+from joex.console.views import params
 from joex.core.access import Scope
 from joex.core.trace import TracedJob
 from joex.http.caller import refuse_if_revoked
@@ -65,6 +66,11 @@ class Wish:
     price: float | None
     group: str
     weight: int | None
+
+    @property
+    def query(self) -> str:
+        """What the pool is made of, as the query of a link."""
+        return params({"queue": self.queue, "pool_size": self.pool_size, "least": self.least, "most": self.most})
 
     @property
     def pool(self) -> str:
@@ -116,7 +122,7 @@ async def simulate(console: TheConsole, caller: TheCaller, request: Request, wis
         report, problem, jobs = done or (None, None, 0)  # (None: the caller has gone)
     return console.views.page(
         request, "simulate.html", wish=wish, report=report, problem=problem, jobs=jobs,
-        names=sorted({*snapshot.queues, wish.queue}), query=request.url.query, most_groups=_MOST_GROUPS,
+        names=sorted({*snapshot.queues, wish.queue}), query=wish.query, most_groups=_MOST_GROUPS,
         chart=None if report is None else _chart(report["over_time"]),
     )  # fmt: skip
 
