@@ -689,10 +689,10 @@ async def test_an_act_leads_back_to_the_page_and_the_search_that_it_is_on(
 
     assert await act("/?queue=q&page=2", "Pause the queue <bdi>q055") == "/?queue=q&page=2"
     assert await act("/?queue=q&page=2", "Resume the queue <bdi>q055") == "/?queue=q&page=2"
-    assert await act("/executors?ended=yes", "Drain me") == "/executors?ended=yes&done=draining"
+    assert (await act("/executors?ended=yes", "Drain me")).startswith("/executors?ended=yes&done=draining.")
     [after] = re.findall(r'href="/periodic\?(after=[^"]*)"', (await console.get("/periodic")).text)
     page = f"/periodic?{unescape(after)}"
-    assert await act(page, "Disable p100") == f"{page}&done=disabled"
+    assert (await act(page, "Disable p100")).startswith(f"{page}&done=disabled.")
 
 
 async def test_acts_on_a_job_keep_the_way_back_to_the_list_that_it_was_opened_from(
@@ -710,7 +710,32 @@ async def test_acts_on_a_job_keep_the_way_back_to_the_list_that_it_was_opened_fr
         assert f'<a href="{more}">' in page
         [where] = re.findall(rf'action="([^"]*/{act}[?][^"]*)"', page)
         at = (await console.post(unescape(where), data={}, headers=HERE)).headers["location"]
-    assert at == f"{unescape(more)}&done=deleted"
+    assert at.startswith(f"{unescape(more)}&done=deleted.")
+
+
+async def test_a_page_says_what_was_done_to_the_user_who_did_it_and_not_what_a_link_claims(
+    browse: Open, client: Client, token: Callable[..., Any], connection: asyncpg.Connection
+) -> None:
+    app = create_console(client)
+    console, other = browse(app=app), {"Authorization": f"Bearer {await token(Scope.VIEW, Scope.OPERATE)}"}
+    job_id = await client.submit("a", group="acme")
+    await executor(connection, "me")
+    forged = ("done=cancelled", "done=cancelled.", f"done=cancelled.{'0' * 32}", "done=cancelled.%C3%A9")
+    for page in (f"/jobs/{job_id}?", "/jobs?", "/executors?", "/periodic?", "/group?queue=default&group=acme&"):
+        for done in ("cancelled", "deleted", "draining", "enabled", "set"):
+            for claim in forged:
+                answer = await console.get(page + claim.replace("cancelled", done))
+                assert (answer.status_code, 'role="status">' in answer.text.partition("<main")[2]) == (200, False), page
+    said = "The job is cancelled."
+    own, others = [
+        (await console.post(f"/jobs/{await client.submit('a')}/cancel", headers=HERE | who)).headers["location"]
+        for who in ({}, other)
+    ]
+    for leads_to, mine, its in ((own, True, False), (others, False, True)):
+        assert await _says(console, leads_to, said) == mine
+        assert (said in (await console.get(leads_to, headers=other)).text) == its
+    elsewhere = own.replace(own[6:42], str(job_id))
+    assert not await _says(console, elsewhere, said)
 
 
 async def test_the_page_of_a_job_reads_no_more_of_its_arguments_and_result_than_it_shows(
@@ -900,7 +925,7 @@ async def test_jobs_that_are_not_due_run_now_one_or_all_that_match(
     console = browse(app=app)
     assert "Run now" in (await console.get(f"/jobs/{first}")).text
     answer = await console.post(f"/jobs/{first}/run_now", headers=HERE)
-    assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{first}?done=retried")
+    assert (answer.status_code, answer.headers["location"].partition(".")[0]) == (303, f"/jobs/{first}?done=retried")
     assert "Run now" not in (await console.get(f"/jobs/{first}")).text
     far, cookie = browse("10.0.0.9", app=app), {"Cookie": f"__Host-joex-console={await token(Scope.VIEW)}"}
     assert "Run now" not in (await far.get(f"/jobs/{others[0]}", headers=cookie)).text
@@ -1774,7 +1799,8 @@ async def test_it_can_be_mounted_below_a_path_of_an_application(browse: Open, cl
     assert f'href="/joex/jobs/{job_id}"' in page
     assert not re.search(r'(href|src|action)="/(?!joex)', page)
     answer = await console.post(f"/joex/jobs/{job_id}/cancel", headers=HERE | cookie)
-    assert answer.headers["location"] == f"/joex/jobs/{job_id}?done=cancelled"
+    assert answer.headers["location"].startswith(f"/joex/jobs/{job_id}?done=cancelled.")
+    assert "The job is cancelled." in (await console.get(answer.headers["location"], headers=cookie)).text
     assert (await console.get("/joex/static/console.js")).status_code == 200
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
@@ -18,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from joex.client.client import Client
 from joex.console.acts import BulkActs
 from joex.console.pace import Pace
-from joex.console.sign_in import Callers
+from joex.console.sign_in import Callers, path_of
 from joex.console.snapshot import Snapshot, Snapshots
 from joex.console.views import Views
 from joex.console.views import params as query_of
@@ -31,6 +34,7 @@ from joex.http.turns import Line
 LARGEST_FORM = 100_000
 """Bytes."""
 _MOST_FIELDS = 100
+_KEY = secrets.token_bytes(32)
 LONGEST_BACK = 1_000
 """Characters. A page has this up to three times in each of 100 rows, and a call may bring it 60,000."""
 
@@ -161,7 +165,33 @@ def way_back(query: str) -> str:
     return query if len(query) <= LONGEST_BACK else ""
 
 
-def to(request: Request, path: str, **query: Any) -> RedirectResponse:
-    """Lead the browser to a page of the console."""
-    text = query_of(query)
+def to(request: Request, path: str, back: str = "", *, done: str = "", **query: Any) -> RedirectResponse:
+    """Lead the browser to a page of the console.
+
+    Args:
+        request: the call.
+        path: of the page.
+        back: a part of its query.
+        done: what the page says that the console has done.
+        query: the rest of the query.
+    """
+    said = f"{done}.{_seal(request, path, done)}" if done else ""
+    text = "&".join(part for part in (back, query_of(query | {"done": said})) if part)
     return RedirectResponse(f"{request.scope.get('root_path', '')}{path}{'?' if text else ''}{text}", 303)
+
+
+def _seal(request: Request, path: str, done: str) -> str:
+    """What shows that this console has done it for this caller: nobody else can make a link that claims so."""
+    caller: Caller = getattr(request.state, CALLER)
+    text = json.dumps([caller.key, path, done])
+    return hmac.new(_KEY, text.encode(), "sha256").hexdigest()[:32]
+
+
+async def _done(request: Request, done: Annotated[str, Query()] = "") -> str:
+    done, _, seal = done.partition(".")
+    known = _seal(request, path_of(request.scope), done)
+    return done if hmac.compare_digest(seal.encode(), known.encode()) else ""
+
+
+Done = Annotated[str, Depends(_done)]
+"""What a page says that the console has done; empty: nothing, or a link only claims it."""

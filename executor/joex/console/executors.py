@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.console.calls import Done, TheCaller, TheConsole, TheForm, needs, not_found, to
 from joex.core.access import Scope
 from joex.http.dependencies import TheTurn
 from joex.store import executors, stats
@@ -19,7 +19,7 @@ _MOST = 500
 
 @routes.get("/executors", dependencies=[needs(Scope.VIEW, whole_system=True)])
 async def list_executors(
-    console: TheConsole, request: Request, ended: Annotated[str, Query()] = "", done: Annotated[str, Query()] = ""
+    console: TheConsole, request: Request, done: Done, ended: Annotated[str, Query()] = ""
 ) -> Response:
     """The executors: what they serve, how full they are, and when they were heard last."""
     async with console.pace.reading() as connection:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from joex.client.explain import Reason
 from joex.client.options import FINAL
 from joex.console.acts import ACTS, MOST_RUNNING, BulkAct
-from joex.console.calls import Storable, Text, TheCaller, TheConsole, TheForm, needs, not_found, to, way_back
+from joex.console.calls import Done, Storable, Text, TheCaller, TheConsole, TheForm, needs, not_found, to, way_back
 from joex.console.views import MOST_SHOWN
 from joex.core.access import Scope
 from joex.core.duration import span
@@ -92,6 +92,7 @@ async def list_jobs(
     console: TheConsole,
     request: Request,
     wanted: TheSearch,
+    done: Done,
     cursor: Cursor = "",
 ) -> Response:
     """The jobs that match a filter, page by page."""
@@ -105,7 +106,7 @@ async def list_jobs(
         request, "jobs.html", page=page, wanted=wanted, chosen=chosen, states=STATES, cursor=cursor, now=now,
         query=_query(_given(wanted)), back=_back(wanted, cursor), most_sought=MOST_SOUGHT,
         acts={name: act for name, act in ACTS.items() if not chosen or any(one in act.states for one in chosen)},
-        done=request.query_params.get("done"), size=PAGE,
+        done=done, size=PAGE,
     )  # fmt: skip
 
 
@@ -125,7 +126,13 @@ async def _check_reachable(connection: Connection, caller: Caller, job_id: UUID)
 
 @routes.get("/jobs/{job_id}", dependencies=[needs(Scope.VIEW)])
 async def show_job(  # noqa: PLR0917 - what they depend on
-    console: TheConsole, caller: TheCaller, request: Request, job_id: UUID, wanted: TheSearch, cursor: Cursor = ""
+    console: TheConsole,
+    caller: TheCaller,
+    request: Request,
+    job_id: UUID,
+    wanted: TheSearch,
+    done: Done,
+    cursor: Cursor = "",
 ) -> Response:
     """A job: why it waits, what it has done, and its log."""
     sees = Scope.PAYLOADS in caller.scopes
@@ -144,7 +151,7 @@ async def show_job(  # noqa: PLR0917 - what they depend on
         life=_life(job, runs), is_cut=len(runs) == ATTEMPTS, attempts=ATTEMPTS,
         log=_shown(logs.get(job_id, [])), now=now, values=zip(("Arguments", "Result"), values, strict=False),
         can={name: act for name, act in ACTS.items() if act.can(job)},
-        done=request.query_params.get("done"), is_over=job.state in FINAL, back=_back(wanted, cursor),
+        done=done, is_over=job.state in FINAL, back=_back(wanted, cursor),
     )  # fmt: skip
 
 
@@ -204,8 +211,7 @@ async def act_on_job(  # noqa: PLR0917 - what they depend on
         await _check_reachable(connection, caller, job_id)
         done = await ACTS[act].do(connection, job_id)
     console.snapshots.expire(caller.key)
-    path, back = "/jobs" if done == "deleted" else f"/jobs/{job_id}", _back(wanted, cursor)
-    return to(request, f"{path}?{back}{'&' if back else ''}{urlencode({'done': done})}")
+    return to(request, "/jobs" if done == "deleted" else f"/jobs/{job_id}", _back(wanted, cursor), done=done)
 
 
 @routes.get("/all", dependencies=[needs(Scope.OPERATE)])

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from joex.client.periodic import TimerCheck, check_timer
-from joex.console.calls import TheCaller, TheConsole, TheForm, needs, not_found, to, way_back
+from joex.console.calls import Done, TheCaller, TheConsole, TheForm, needs, not_found, to, way_back
 from joex.console.views import params
 from joex.core.access import Scope
 from joex.errors import InvalidJob
@@ -32,10 +32,10 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
     console: TheConsole,
     caller: TheCaller,
     request: Request,
+    done: Done,
     after: After = "",
     timer: Annotated[str, Query(max_length=254)] = "",
     zone: Annotated[str, Query(max_length=64)] = "UTC",
-    done: Annotated[str, Query()] = "",
 ) -> Response:
     """The periodic tasks: when each is due, and how its last time went; and a field in which to try a timer."""
     async with console.searches.turn(request), console.client.using() as connection:

@@ -14,7 +14,19 @@ from fastapi import APIRouter, HTTPException, Query, Request, status
 from starlette.responses import Response
 
 from joex.client.explain import Reason
-from joex.console.calls import Console, Text, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to, way_back
+from joex.console.calls import (
+    Console,
+    Done,
+    Text,
+    TheCaller,
+    TheConsole,
+    TheForm,
+    needs,
+    not_found,
+    refuse,
+    to,
+    way_back,
+)
 from joex.console.snapshot import Snapshot
 from joex.console.standings import Group, Queue, Standing
 from joex.console.views import params, plural
@@ -171,12 +183,13 @@ class Wish:
 
 
 @routes.get("/group", dependencies=[needs(Scope.VIEW)])
-async def show_group(
+async def show_group(  # noqa: PLR0917 - what they depend on
     console: TheConsole,
     caller: TheCaller,
     request: Request,
     queue: Text,
     group: Text,
+    done: Done,
 ) -> Response:
     """A group of a queue: why it waits, and what other settings would change."""
     snapshot, why_old = await console.snapshot(caller)
@@ -191,7 +204,7 @@ async def show_group(
     wish = _wish(request.query_params, found)
     return console.views.page(
         request, "group.html", trouble=why_old, queue=of_queue, group=found, next_job=next_job,
-        reasons=reasons, wish=wish, changes=_changes(of_queue, found, wish), done=request.query_params.get("done"),
+        reasons=reasons, wish=wish, changes=_changes(of_queue, found, wish), done=done,
         at=snapshot.at, Standing=Standing, may_weigh=caller.groups is None,
     )  # fmt: skip
 
