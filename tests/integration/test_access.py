@@ -209,6 +209,84 @@ async def test_a_scope_changes_what_it_says_and_writes_no_table(roles_of, scope)
             assert not await session.fetchval(ask, relation, rights), relation
 
 
+# Of CHANGES, the functions that write and lock no row.
+NO_ROWS = {"joex.horizon", "joex_private.accept_state", "joex_private.floor_epoch", "joex_private.goes_round",
+           "joex_private.versions", "joex_private.wake_all"}  # fmt: skip
+# A call of each of the others that writes or locks a row.
+WRITES = """
+    joex.subscribe('another', '1 minute')
+    joex.subscribe('me', '1 minute')
+    joex.unsubscribe('me')
+    joex.wait_for('me', ARRAY[{waiting}])
+    joex.wait_no_more('me', ARRAY[{running}])
+    joex.submit('a')
+    joex.submit_many(ARRAY['a', 'b'])
+    joex.submit_many(ARRAY['a', 'b'], trackers => ARRAY['x', 'y'])
+    joex_private.add('a', '\\x0161')
+    joex.cancel({waiting})
+    joex.update({running}, {lock_id})
+    joex.finish({running}, {lock_id})
+    joex_private.accept('default')
+    joex_private.watch_for_workers('me', 'default', '1 minute')
+    joex_private.watch_for_workers('me', 'work', '0')
+    joex.set_priority({waiting}, 'high')
+    joex.set_args({waiting}, '{{"a": 1}}')
+    joex.retry({failed})
+    joex.retry_failed()
+    joex.remove({waiting})
+    joex.remove({keyed})
+    joex.remove({running})
+    joex.set_group('a', paused => true)
+    joex.set_queue('default', true)
+    joex.put_periodic_task('new', 'a', 'daily')
+    joex.put_periodic_task('old', 'a', 'daily')
+    joex.enable_periodic_task('old')
+    joex.enable_periodic_task('old', false)
+    joex.run_periodic_task('old')
+    joex.remove_periodic_task('old')
+    joex_private.drain(NULL)
+    joex_private.resubmit({waiting})
+    joex_private.resubmit({running})
+    joex_private.resubmit({failed})
+    joex_private.set_timeout('a', '1 minute')
+""".strip().splitlines()
+
+
+async def test_no_function_of_a_scope_writes_below_very_many_nested_savepoints(connection, bench):
+    """Each reader would walk up all of them for each row, as long as the transaction is open."""
+    assert {call.strip().split("(")[0] for call in WRITES} == set().union(*CHANGES.values()) - NO_ROWS
+    await bench.executor()
+    failed, running = [await connection.fetchval("SELECT joex.submit('a', queue => 'work')") for _ in range(2)]
+    taken = {
+        row["id"]: row["lock_id"] for row in await connection.fetch("SELECT * FROM joex_private.accept('work', 2)")
+    }
+    await connection.fetchval("SELECT joex.finish($1, $2, state => 'failed')", failed, taken[failed])
+    waiting = await connection.fetchval("SELECT joex.submit('a')")
+    keyed = await connection.fetchval("SELECT joex_private.add('a', '\\x0162')")
+    await connection.execute("SELECT joex.subscribe('me', '1 minute')")
+    await connection.execute("SELECT joex.wait_for('me', ARRAY[$1]::uuid[])".replace("$1", f"'{running}'"))
+    await connection.execute("SELECT joex_private.watch_for_workers('me', 'work', '1 minute')")
+    await connection.execute("SELECT joex.put_periodic_task('old', 'a', 'daily')")
+    ids = {"waiting": waiting, "running": running, "failed": failed, "keyed": keyed, "lock_id": taken[running]}
+    for call in WRITES:
+        sql = "SELECT " + call.strip().format(**{name: f"'{one}'::uuid" for name, one in ids.items()})
+        for depth, refused in ((100, False), (150, True)):
+            await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED;" + "SAVEPOINT s;" * depth)
+            try:
+                await connection.execute(sql)
+                assert not refused, call
+            except asyncpg.ProgramLimitExceededError:
+                assert refused, call
+            await connection.execute("ROLLBACK")
+
+
+async def test_a_savepoint_for_each_row_of_a_long_transaction_is_no_nesting(connection):
+    async with connection.transaction():
+        for _ in range(300):
+            async with connection.transaction():
+                assert await connection.fetchval("SELECT joex.submit('a')")
+
+
 async def test_a_grant_gives_the_same_where_the_owners_session_quotes_all_names(roles_of, connection):
     plain = await roles_of("submit")
     await connection.execute("SET quote_all_identifiers = on")

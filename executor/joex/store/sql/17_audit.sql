@@ -6,7 +6,8 @@ CREATE OR REPLACE FUNCTION joex_private.note_act(
     p_act text, p_subject text, p_queue text DEFAULT NULL, p_grp text DEFAULT NULL, p_detail jsonb DEFAULT NULL
 ) RETURNS void LANGUAGE sql VOLATILE AS $$
     INSERT INTO joex_private.act (act, subject, queue, grp, detail, caller)
-    VALUES (p_act, p_subject, p_queue, p_grp, p_detail, nullif(left(current_setting('joex.caller', true), 254), '')) $$;
+    VALUES (p_act, p_subject, p_queue, p_grp, p_detail, nullif(left(current_setting('joex.caller', true), 254), ''))
+    RETURNING joex_private.must_be_shallow(xmin) $$;
 
 -- What was done to jobs, groups, periodic tasks, executors, roles and tokens, for 90 days.
 CREATE OR REPLACE VIEW joex.audit WITH (security_barrier) AS

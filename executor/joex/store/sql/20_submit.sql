@@ -140,6 +140,9 @@ BEGIN
                            LEFT JOIN joex_private.job j USING (id) ORDER BY g.ord);
         END IF;
     END IF;
+    IF v_made > 0 THEN
+        PERFORM joex_private.must_be_shallow((SELECT j.xmin FROM joex_private.job j WHERE j.id = v_ids[1]));
+    END IF;
     IF (SELECT d.limits_waiting FROM joex_private.this_database d) THEN
         PERFORM joex_private.must_have_room(g.queue, g.grp, 1)
         FROM (SELECT DISTINCT j.queue, j.grp FROM joex_private.job j WHERE j.id = ANY (v_ids)) g;
@@ -194,7 +197,8 @@ BEGIN
            CASE WHEN v_due IS NULL THEN joex_private.lane(joex_private.priority_of(priority)) END, retries, v_now, coalesce(v_due, v_now),
            trace_context
     FROM joex_private.this_database d
-    WHERE NOT d.limits_waiting AND pg_sequence_last_value('joex_private.roles_bound') = 1 OR joex_private.must_be_accepted(queue, grp);
+    WHERE NOT d.limits_waiting AND pg_sequence_last_value('joex_private.roles_bound') = 1 OR joex_private.must_be_accepted(queue, grp)
+    RETURNING CASE WHEN xmin = pg_current_xact_id()::xid OR joex_private.must_be_shallow(xmin) THEN id END INTO v_id;
     IF NOT FOUND THEN
         PERFORM joex_private.refuse_without_key();
     END IF;
@@ -247,7 +251,7 @@ BEGIN
             CASE WHEN NOT cancel THEN joex_private.lane(joex_private.priority_of(priority)) END,
             CASE WHEN cancel THEN v_now END, cancel, resubmit, v_now, v_now, trace_context)
     ON CONFLICT DO NOTHING      -- of the unique indexes, only that of keys concerns a keyed job
-    RETURNING j.id INTO v_id;
+    RETURNING CASE WHEN j.xmin = pg_current_xact_id()::xid OR joex_private.must_be_shallow(j.xmin) THEN j.id END INTO v_id;
     IF v_id IS NOT NULL AND joex_private.is_awaited(coalesce(queue, task)) THEN
         PERFORM joex_private.wake(coalesce(queue, task), 1);
         PERFORM joex_private.announce('job-submitted', ARRAY[v_id]);

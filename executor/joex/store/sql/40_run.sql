@@ -363,10 +363,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel AND state <> 'cancelled' THEN
+        PERFORM joex_private.must_be_shallow(NULL);
         RETURN 'canceled';
     END IF;
     PERFORM joex_private.finish_many(ARRAY[id], ARRAY[lock_id], ARRAY[state], ARRAY[result], ARRAY[message], ARRAY[error],
                                      ARRAY[extract(epoch FROM delay)::float8], ARRAY[0::float8], exhausted => ARRAY[exhausted]);
+    PERFORM joex_private.must_be_shallow((SELECT j.xmin FROM joex_private.job j WHERE j.id = id));
     RETURN 'ok';
 END $$;
 
@@ -388,6 +390,7 @@ CREATE OR REPLACE FUNCTION joex.update(
 #variable_conflict use_variable
 DECLARE
     v_cancel boolean;
+    v_shallow boolean;
 BEGIN
     IF joex_private.is_large(data) THEN
         PERFORM joex_private.check_size('args', data);
@@ -400,6 +403,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel THEN
+        PERFORM joex_private.must_be_shallow(NULL);
         RETURN 'canceled';
     END IF;
     UPDATE joex_private.job j SET
@@ -407,7 +411,7 @@ BEGIN
         progress = coalesce(progress, j.progress), progress_message = coalesce(joex_private.cut(message), j.progress_message),
         resubmit_requested = j.resubmit_requested OR resubmit,
         overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
-    WHERE j.id = id;
+    WHERE j.id = id RETURNING joex_private.must_be_shallow(j.xmin) INTO v_shallow;
     PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN 'ok';
 END $$;

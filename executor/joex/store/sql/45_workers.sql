@@ -23,6 +23,8 @@ BEGIN
            renew_by = CASE WHEN j.overdue_at IS NULL THEN interval '60 seconds' ELSE j.renew_by END,
            overdue_at = coalesce(j.overdue_at, clock_timestamp() + interval '60 seconds')
     FROM unnest(v_ids) WITH ORDINALITY AS t(id, nr) WHERE j.id = t.id RETURNING j.*;
+    -- (Without jobs too: a take may have promoted some.)
+    PERFORM joex_private.must_be_shallow((SELECT j.xmin FROM joex_private.job j WHERE j.id = v_ids[1]));
     PERFORM joex_private.announce('job-started', v_ids);
 END $$;
 
@@ -69,6 +71,8 @@ END $$;
 -- job without a notification.
 CREATE OR REPLACE FUNCTION joex_private.watch_for_workers(p_name text, p_queue text, p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_by xid;
 BEGIN
     p_for := joex_private.in_seconds(p_for);
     PERFORM joex_private.forget_watches(joex_private.exact(p_name));
@@ -79,8 +83,9 @@ BEGIN
         PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
         INSERT INTO joex_private.watch AS w (queue, name, until, for_workers)
         VALUES (p_queue, p_name, clock_timestamp() + least(p_for, interval '1 hour'), true)
-        ON CONFLICT (queue, name, for_workers) DO UPDATE SET until = excluded.until;
+        ON CONFLICT (queue, name, for_workers) DO UPDATE SET until = excluded.until RETURNING w.xmin INTO v_by;
     END IF;
+    PERFORM joex_private.must_be_shallow(v_by);
 END $$;
 
 -- Set how long a run of this task may go without a report (progress is one) before its job is put back for others to run: the activity

@@ -123,7 +123,10 @@ BEGIN
     id := joex_private.visible('{operate}', id);
     SELECT j.queue, j.state, j.executor_id, j.due_at, j.finished_at, j.remove_requested INTO v_job
     FROM joex_private.job j WHERE j.id = id FOR UPDATE;
-    IF NOT FOUND OR v_job.remove_requested THEN
+    IF NOT FOUND THEN
+        RETURN 'not_found';
+    ELSIF v_job.remove_requested THEN
+        PERFORM joex_private.must_be_shallow(NULL);
         RETURN 'not_found';
     ELSIF v_job.executor_id IS NOT NULL THEN
         UPDATE joex_private.job j SET resubmit_requested = true WHERE j.id = id;
@@ -140,6 +143,7 @@ BEGIN
         WHERE j.id = id;
         PERFORM joex_private.wake(v_job.queue, 1);
     END IF;
+    PERFORM joex_private.must_be_shallow((SELECT j.xmin FROM joex_private.job j WHERE j.id = id));
     PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN 'ok';
 END $$;
@@ -157,6 +161,7 @@ CREATE OR REPLACE FUNCTION joex.remove(id uuid) RETURNS text LANGUAGE plpgsql VO
 #variable_conflict use_variable
 DECLARE
     v_executor integer;
+    v_shallow boolean;
 BEGIN
     id := joex_private.visible('{operate}', id);
     SELECT j.executor_id INTO v_executor FROM joex_private.job j WHERE j.id = id FOR UPDATE;
@@ -168,10 +173,11 @@ BEGIN
     IF v_executor IS NULL THEN
         PERFORM joex_private.announce('job-changed', ARRAY[id]);
         DELETE FROM joex_private.job_log l WHERE l.job_id = id;
-        DELETE FROM joex_private.job j WHERE j.id = id;
+        DELETE FROM joex_private.job j WHERE j.id = id RETURNING joex_private.must_be_shallow(j.xmax) INTO v_shallow;
         RETURN 'ok';
     END IF;
-    UPDATE joex_private.job j SET cancel_requested = true, remove_requested = true, resubmit_requested = false WHERE j.id = id;
+    UPDATE joex_private.job j SET cancel_requested = true, remove_requested = true, resubmit_requested = false WHERE j.id = id
+    RETURNING joex_private.must_be_shallow(j.xmin) INTO v_shallow;
     PERFORM joex_private.notify_executor(v_executor);
     PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN 'ok';

@@ -14,6 +14,7 @@ DECLARE
     v_until timestamptz;
     v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
     v_oldest tid[];
+    v_shallow boolean;
 BEGIN
     PERFORM joex_private.check_name('name', name);
     lasts := joex_private.in_seconds(lasts);
@@ -41,7 +42,8 @@ BEGIN
                AND NOT EXISTS (SELECT FROM joex_private.subscription x WHERE x.subscriber = s.name OFFSET 0)
         LIMIT 100 FOR UPDATE SKIP LOCKED));
     INSERT INTO joex_private.subscriber AS s (name, events, until) VALUES (name, events, clock_timestamp() + lasts)
-    ON CONFLICT ON CONSTRAINT subscriber_pkey DO UPDATE SET until = excluded.until, events = excluded.events;
+    ON CONFLICT ON CONSTRAINT subscriber_pkey DO UPDATE SET until = excluded.until, events = excluded.events
+    RETURNING joex_private.must_be_shallow(s.xmin) INTO v_shallow;
     RETURN coalesce(v_until - lasts / 10 > clock_timestamp(), false);   -- (the renewal commits a little later)
 END $$;
 
@@ -55,12 +57,15 @@ END $$;
 
 -- End a subscription, and its waits.
 CREATE OR REPLACE FUNCTION joex.unsubscribe(name text) RETURNS void LANGUAGE sql VOLATILE AS $$
-    DELETE FROM joex_private.subscriber s WHERE s.name = joex_private.exact(unsubscribe.name) $$;
+    DELETE FROM joex_private.subscriber s WHERE s.name = joex_private.exact(unsubscribe.name)
+    RETURNING joex_private.must_be_shallow(s.xmax) $$;
 
 -- Add jobs to a subscription.
 CREATE OR REPLACE FUNCTION joex.wait_for(name text, ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
-    INSERT INTO joex_private.subscription (job_id, subscriber) SELECT DISTINCT i.id, wait_for.name FROM unnest(ids) i(id)
-    WHERE joex_private.visible('{view, submit}', i.id) IS NOT NULL ON CONFLICT DO NOTHING $$;
+    WITH made AS (
+        INSERT INTO joex_private.subscription AS s (job_id, subscriber) SELECT DISTINCT i.id, wait_for.name FROM unnest(ids) i(id)
+        WHERE joex_private.visible('{view, submit}', i.id) IS NOT NULL ON CONFLICT DO NOTHING RETURNING s.xmin AS by
+    ) SELECT joex_private.must_be_shallow(made.by) FROM made LIMIT 1 $$;
 
 -- The versions of jobs (a row's xmin is the transaction that wrote this version of it; a mere lock does not change it), and the oldest
 -- transaction that is still open. One statement, so that the versions include all changes of the transactions before that one.
@@ -75,7 +80,10 @@ END $$;
 
 -- Remove jobs from a subscription.
 CREATE OR REPLACE FUNCTION joex.wait_no_more(name text, ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
-    DELETE FROM joex_private.subscription s WHERE s.subscriber = joex_private.exact(wait_no_more.name) AND s.job_id = ANY (ids) $$;
+    WITH gone AS (
+        DELETE FROM joex_private.subscription s WHERE s.subscriber = joex_private.exact(wait_no_more.name) AND s.job_id = ANY (ids)
+        RETURNING s.xmax AS by
+    ) SELECT joex_private.must_be_shallow(gone.by) FROM gone LIMIT 1 $$;
 
 -- A transaction id that is larger than that of each transaction that writes now. Call it in a transaction of its own: while
 -- `pg_snapshot_xmin(pg_current_snapshot())` is below it, one of those transactions is still open.

@@ -78,6 +78,7 @@ BEGIN
             'task', task, 'timer', timer, 'zone', zone, 'enabled', enabled, 'owner', owner));
         RETURN 'set';
     END IF;
+    PERFORM joex_private.must_be_shallow(NULL);     -- (the row is locked all the same)
     RETURN CASE WHEN EXISTS (SELECT FROM joex_private.periodic_task t
                              WHERE t.id = id AND t.queue = queue AND t.grp = grp AND t.owner = owner) THEN 'same' ELSE 'not_yours' END;
 END $$;
@@ -129,6 +130,7 @@ BEGIN
         END IF;
         v_found := v_one;
     END LOOP;
+    PERFORM joex_private.must_be_shallow(NULL);
     RETURN v_found;
 END $$;
 
