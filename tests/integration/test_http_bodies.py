@@ -3,14 +3,16 @@
 import asyncio
 import json
 import threading
+from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 
+from joex.client import submissions
 from joex.config import Settings
-from joex.core import json_values
-from joex.http import bodies
+from joex.core import job, json_values
+from joex.http import bodies, models
 from joex.http.api import create_api
 from joex.store import jobs
 from tests.support.asgi import transport
@@ -196,6 +198,45 @@ async def test_while_the_arguments_of_many_jobs_are_written_other_calls_are_serv
     assert [(await client.get(one)).args for one in ids] == [*args, {}]
 
 
+async def test_many_jobs_are_checked_beside_the_event_loop_and_each_of_their_texts_is_read_once(http, monkeypatch):
+    """With 10,000 delays of 100 parts, one body held up the loop for two seconds, and a wrong last job stored none."""
+    read: list[tuple[Any, bool]] = []
+
+    def note(module: Any, name: str) -> None:
+        check = getattr(module, name)
+
+        def noted(*given: Any) -> Any:
+            if not isinstance(given[0], timedelta):
+                read.append((given[0], threading.current_thread() is threading.main_thread()))
+            return check(*given)
+
+        monkeypatch.setattr(module, name, noted)
+
+    for module, name in (
+        (models, "priority_of"), (models, "parse_duration"), (submissions, "parse_duration"), (job, "check_texts"),
+    ):  # fmt: skip
+        note(module, name)
+    answer = await http.post("/api/v1/jobs/many", json=[{"task": "t", "not_before": "10m", "priority": "HIGH"}] * 2)
+    assert answer.status_code == 201, answer.text
+    assert not [given for given, is_in_the_loop in read if is_in_the_loop]
+    names = {"task": "t", "group": "default", "queue": "default"}
+    assert [given for given, _ in read if given in ("10m", "HIGH", names)] == ["HIGH"] * 2 + ["10m", names] * 2
+
+
+async def test_of_too_many_jobs_no_more_than_a_call_may_have_are_checked(http, monkeypatch):
+    checked: list[str] = []
+
+    def note(text: str) -> Any:
+        checked.append(text)
+        return job.priority_of(text)
+
+    monkeypatch.setattr(models, "priority_of", note)
+    monkeypatch.setattr(bodies, "MOST_AT_ONCE", 3)
+    answer = await http.post("/api/v1/jobs/many", json=[{"task": "t", "priority": "low"}] * 10)
+    assert answer.status_code == 400
+    assert checked == ["low"] * 3
+
+
 async def test_of_many_jobs_one_over_the_limit_is_refused_before_the_next_is_looked_at(http, connection, monkeypatch):
     written: list[Any] = []
 
@@ -214,7 +255,7 @@ async def test_of_many_jobs_one_over_the_limit_is_refused_before_the_next_is_loo
 
 
 @pytest.mark.parametrize(
-    "job",
+    "wrong",
     [
         "1", "[]", "[[]]", "{}", '{"task": []}', '{"task": "t", "args": []}', '{"task": "t", "args": [[1]]}',
         '{"task": "t", "args": null}', '{"task": "t", "args": {"x": "\\u0000"}}',
@@ -223,8 +264,8 @@ async def test_of_many_jobs_one_over_the_limit_is_refused_before_the_next_is_loo
         '{"task": "t", "not_before": {"x": 1}}', '{"task": "t", "unknown": [1]}',
     ],
 )  # fmt: skip
-async def test_a_wrong_job_of_many_is_refused_in_the_same_words_however_large_the_body_is(http, job):
-    body = f'[{{"task": "t", "args": {{"x": 1}}}}, {job}]'
+async def test_a_wrong_job_of_many_is_refused_in_the_same_words_however_large_the_body_is(http, wrong):
+    body = f'[{{"task": "t", "args": {{"x": 1}}}}, {wrong}]'
     small, large = [await http.post("/api/v1/jobs/many", content=pad + body) for pad in ("", " " * bodies.LARGE)]
     assert small.status_code == 400
     assert small.json()["detail"].startswith("jobs[1]")

@@ -17,8 +17,10 @@ _UNITS = {
 }  # fmt: skip
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 _LONGEST = timedelta(days=3650)
-_MOST_CHARACTERS = 200
+_MOST_CHARACTERS = 100
 """Of a text: a tenant may send ten million over HTTP."""
+_MOST_PARTS = 10
+"""Likewise: there are six units, and a tenant may send thousands of texts."""
 
 
 def parse_duration(value: str | float | timedelta) -> timedelta:
@@ -75,14 +77,14 @@ def _seconds(value: str | float) -> float:
         return float(value)
     if len(value) > _MOST_CHARACTERS:
         raise ValueError(f"expected something like '30s', '1m', '1h30m' or '7d'; got {shown(value)}")
-    text, at, total = value.strip(), 0, 0.0
+    text, at, parts, total = value.strip(), 0, 0, 0.0
     while at < len(text) or not text:
-        match = _PART.match(text, at)
+        match = _PART.match(text, at) if parts < _MOST_PARTS else None
         unit = match and match[2].lower()
         if match is None or unit is None or (unit and unit not in _UNITS) or (not unit and match[0] != text):
             raise ValueError(f"expected something like '30s', '1m', '1h30m' or '7d'; got {shown(value)}")
         total += float(match[1]) * _UNITS.get(unit, 1.0)
-        at = match.end()
+        at, parts = match.end(), parts + 1
         if total > _LONGEST.total_seconds():
             raise ValueError(f"expected 0 to 3650 days; got {shown(value)}")
     return total

@@ -10,6 +10,8 @@ from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from joex.core.json_values import shown
+
 T = TypeVar("T")
 
 LONGEST_NAME = 254
@@ -213,7 +215,7 @@ def priority_of(text: str) -> Priority:
     try:
         return Priority(text.lower())
     except (ValueError, AttributeError):
-        raise ValueError(f"priority: expected 'high' or 'low'; got {text!r}") from None
+        raise ValueError(f"priority: expected 'high' or 'low'; got {shown(text)}") from None
 
 
 def _check_time(field: str, time: datetime) -> None:

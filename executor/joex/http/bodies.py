@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Any
 
 from fastapi import HTTPException, Request
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope
 
@@ -21,6 +22,7 @@ from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
 from joex.garbage import collection_paused
 from joex.http.caller import caller_of
 from joex.http.errors import RETRY_AFTER
+from joex.http.models import MOST_AT_ONCE, JobBody
 from joex.http.turns import Turns, held
 from joex.store.jobs import json_text
 from joex.store.runs import size_limits
@@ -32,7 +34,7 @@ MOST_LARGE = 4
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
 _MANY = "/api/v1/jobs/many"
-"""Here each element has one such value."""
+"""Here each element has one such value. A small body, too, may have thousands of them, which takes long to check."""
 _LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
 _CHECKED_FROM = 1_000_000
 _OTHER_FIELDS = 20_000
@@ -69,14 +71,12 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         """The parsed body."""
         body = await self.body()
-        is_large = len(body) > LARGE
-        write = None
-        if is_large:
-            largest = await self._check_size(body)
-            if self.scope["path"] == _MANY:
-                write = partial(_written, largest=largest)
+        is_large, is_of_many = len(body) > LARGE, self.scope["path"] == _MANY
+        largest = await self._check_size(body) if is_large else None
+        write = partial(_written, largest=largest) if is_of_many else None
+        read = partial(parse, body, finite=is_large, write=write)
         try:
-            return await run_in_threadpool(parse, body, finite=True, write=write) if is_large else parse(body)
+            return await run_in_threadpool(read) if is_large or is_of_many else read()
         except json.JSONDecodeError:
             raise  # FastAPI tells the place
         except InvalidJob as error:
@@ -113,14 +113,17 @@ def _too_large(limit: int, got: str) -> str:
 
 
 def _written(nr: int, job: Any, text: str, *, largest: int | None) -> Any:
-    """A job of many whose arguments are their text, before the next one is read.
+    """A job of many, checked, whose arguments are their text, before the next one is read.
 
     As objects, those of a whole body would be millions, over which the collector of garbage walks in the event loop.
-    A list or object elsewhere is wrong in any case: an empty tuple is as wrong.
+    A list or object elsewhere is wrong in any case: an empty tuple is as wrong. What is wrong stays as it is, and
+    FastAPI says why: it checks the first such job anew, and accepts those before as they are.
 
     Raises:
         InvalidJob: the arguments can't be stored, or are larger than that.
     """
+    if nr >= MOST_AT_ONCE:  # FastAPI refuses them all, by their number
+        return ()
     if not isinstance(job, dict):
         return () if isinstance(job, list) else job
     if largest is not None and least_size(text.encode("utf-8", "surrogatepass")) - _OTHER_FIELDS > largest:
@@ -134,7 +137,10 @@ def _written(nr: int, job: Any, text: str, *, largest: int | None) -> Any:
                     raise InvalidJob(f"jobs[{nr}].{error}") from error
         elif isinstance(part, dict | list):
             job[name] = ()
-    return job
+    try:
+        return JobBody.model_validate(job)
+    except ValidationError:
+        return job
 
 
 def least_size(body: bytes) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
@@ -24,7 +24,7 @@ from pydantic import (
 
 from joex.core.duration import parse_duration
 from joex.core.job import check_name, check_text, priority_of
-from joex.core.json_values import Written
+from joex.core.json_values import Written, shown
 from joex.errors import InvalidJob
 from joex.http.errors import cut
 
@@ -198,8 +198,8 @@ class GroupBody(Body):
         return {name: -1 if limit is None and name in self.model_fields_set else limit for name, limit in given.items()}
 
 
-def _not_before(text: str | None) -> datetime | str | None:
-    """Return a time, or a delay as text.
+def _not_before(text: str | None) -> datetime | timedelta | None:
+    """Return a time, or a delay.
 
     Raises:
         InvalidJob: it is neither.
@@ -210,12 +210,11 @@ def _not_before(text: str | None) -> datetime | str | None:
         time = datetime.fromisoformat(text)
     except ValueError:
         with suppress(ValueError):
-            parse_duration(text)
-            return text
+            return parse_duration(text)
     else:
         with suppress(OverflowError):  # its zone takes it out of the calendar
             if time.tzinfo is not None:
                 return time.astimezone(UTC)
     raise InvalidJob(
-        f"not_before: expected a time with a zone ('2026-12-24T18:00:00Z') or a delay ('10m'); got {text!r}"
+        f"not_before: expected a time with a zone ('2026-12-24T18:00:00Z') or a delay ('10m'); got {shown(text)}"
     )
