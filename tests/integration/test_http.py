@@ -1260,6 +1260,27 @@ async def test_a_body_with_two_lengths_is_refused_and_what_follows_is_no_request
         writer.close()
 
 
+@pytest.mark.parametrize("many", [b"a:\r\n", b"a:\n", b"a: 1\r\n"])
+async def test_a_request_of_many_headers_is_refused_before_they_are_read(nowhere, executor, monkeypatch, many):
+    """They took thousands of times as long as the bytes that they are, before the token was known."""
+    headers: list[int] = []
+
+    def request(**given: Any) -> h11.Request:
+        headers.append(len(given["headers"]))
+        return h11.Request(**given)
+
+    monkeypatch.setattr("h11._readers.Request", request)
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        for number, status in ((99, b"200"), (100, b"431"), (15_000, b"431")):
+            reader, writer = await asyncio.open_connection(*address.split(":"))
+            writer.write(head + many * number + b"\r\n" + head + b"Connection: close\r\n\r\n")
+            answers = [status] if status == b"431" else [status, b"200"]
+            assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == answers, number
+            writer.close()
+    assert max(headers) == 100
+
+
 async def test_the_rest_of_a_refused_body_is_not_parsed(nowhere, executor, monkeypatch):
     """Each chunk of it would take time of the executor's loop."""
     parsed: list[int] = []

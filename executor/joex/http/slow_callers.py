@@ -37,6 +37,9 @@ LEAST_CHUNK = 100
 
 SMALL_CHUNKS = 1000
 
+MOST_HEADERS = 100
+"""Headers of a request: thousands of empty ones take the event loop as long as thirty probes, beside all tokens."""
+
 MOST_AHEAD = 10_000
 """Bytes of further requests that are read while one is being answered, to notice when its caller hangs up."""
 
@@ -136,9 +139,13 @@ class TimedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            super().send_400_response(f"At most {MOST_HEADERS} headers." if self._requests.has_many_headers else msg)
         else:
             self.end()
+
+    @property
+    def _requests(self) -> _Requests:
+        return cast("_Requests", self.conn)
 
     @property
     def _transport(self) -> _Transport:
@@ -195,12 +202,19 @@ class TimedProtocol(H11Protocol):
 
 
 class _Requests(h11.Connection):
-    """h11's side of a connection, which refuses a body of two lengths, and one of many tiny chunks."""
+    """h11's side of a connection, which refuses many headers, a body of two lengths, and one of many tiny chunks."""
 
+    has_many_headers = False
     _chunks = 0
     _size = 0
 
     def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            lines = self.trailing_data[0].split(b"\n", MOST_HEADERS + 2)  # the first one is of the request itself
+            if len(lines) == MOST_HEADERS + 3 and not {b"", b"\r"}.intersection(lines[1:-1]):
+                self.has_many_headers = True
+                self._process_error(self.their_role)  # what h11 does where it raises
+                raise h11.RemoteProtocolError("the request has too many headers")
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._size = 0
@@ -213,6 +227,11 @@ class _Requests(h11.Connection):
             if self._chunks > SMALL_CHUNKS + self._size / LEAST_CHUNK:
                 raise h11.RemoteProtocolError("the chunks of the body are too small")
         return event
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        if self.has_many_headers and isinstance(event, h11.Response):  # (uvicorn knows one status of wrong requests)
+            event = h11.Response(status_code=431, headers=event.headers, reason=b"Request Header Fields Too Large")
+        return super().send_with_data_passthrough(event)
 
 
 class _Transport:
