@@ -755,6 +755,21 @@ async def test_numbers_are_served_for_prometheus(alone):
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
+async def test_a_rendering_of_the_numbers_serves_all_who_wait_for_it_and_none_that_come_later(nowhere, executor):
+    """Strangers may ask for them hundreds of times at once, and each rendering holds the event loop."""
+    renderings = 0
+
+    def count() -> tuple[bytes, str]:
+        nonlocal renderings
+        renderings += 1
+        return str(renderings).encode(), "text/plain"
+
+    async with browse(create_api(Settings(), nowhere, executor, count)) as http:
+        for nr in (1, 2):
+            answers = await asyncio.gather(*(http.get("/metrics") for _ in range(100)))
+            assert [answer.text for answer in answers] == [str(nr)] * 100
+
+
 async def test_a_method_that_is_not_served_is_refused_with_those_that_are(alone):
     answer = await alone.put("/api/v1/jobs")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")

@@ -84,7 +84,8 @@ def create_api(
         redirect_slashes=False,
         routes=[*_ALL.routes],
     )
-    api.state.client, api.state.executor, api.state.metrics = client, executor, metrics
+    api.state.client, api.state.executor = client, executor
+    api.state.scrapes = of_executor.Scrapes(metrics)
     api.state.turns, api.state.calls = Turns(), Calls()
     api.state.reports, api.state.acts, api.state.accepting = line_of_reports(), line_of_acts(), Turns()
     api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)

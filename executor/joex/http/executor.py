@@ -49,6 +49,28 @@ class Health:
     phase: str
 
 
+class Scrapes:
+    """Renders the metrics once for all scrapes that wait: any caller may send hundreds at a time.
+
+    Args:
+        render: returns the page, and its content type.
+    """
+
+    def __init__(self, render: Callable[[], tuple[bytes, str]]) -> None:
+        self._render = render
+        self._next: asyncio.Task[tuple[bytes, str]] | None = None
+
+    async def page(self) -> tuple[bytes, str]:
+        """What ``render`` returns, of a rendering that begins after this call."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._render_next(), name="joex metrics")
+        return await asyncio.shield(self._next)  # others may wait for it
+
+    async def _render_next(self) -> tuple[bytes, str]:
+        self._next = None
+        return self._render()
+
+
 @routes.get("/api/info/version", dependencies=[needs(*Scope)])
 async def info_version(executor: TheExecutor) -> Version:
     """Return the version of this executor."""
@@ -119,8 +141,8 @@ async def readyz(executor: TheExecutor, response: Response) -> Health:
 )
 async def metrics(request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
-    render: Callable[[], tuple[bytes, str]] = request.app.state.metrics
-    content, content_type = render()
+    scrapes: Scrapes = request.app.state.scrapes
+    content, content_type = await scrapes.page()
     return Response(content, media_type=content_type)
 
 
