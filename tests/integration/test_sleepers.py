@@ -65,12 +65,37 @@ async def test_those_that_the_mark_leaves_behind_are_told_that_they_are_on_the_l
         await executors.fall_asleep(bench.connection, executor)
     await bench.connection.execute(_SLEEP)
     assert await asleep(bench) == []
-    told = sorted((message["queue"], *message["executors"]) for message in await heard())
-    assert told == sorted(("default", executor) for executor in long)
+    (told,) = await heard()
+    assert (told["queue"], sorted(told["executors"])) == ("default", sorted(long))
     assert not (await executors.sleep_state(bench.connection, long[0], ["default"])).is_asleep
     await executors.fall_asleep(bench.connection, long[0])
     assert (await executors.sleep_state(bench.connection, long[0], ["default"])).is_asleep
     assert await asleep(bench) == [long[0]]
+
+
+@pytest.mark.parametrize("is_analyzed", [True, False])
+async def test_of_hundreds_that_sleep_one_is_read_whatever_the_planner_knows_of_them(bench, is_analyzed):
+    await bench.connection.execute(
+        """
+        INSERT INTO joex_private.executor (id, app_id, host, pid, version, queues, tasks, pool_size, lease, locks,
+                                           left_at, ending)
+        SELECT n, 'app ' || n, 'h', 1, '0', '{default}', '{a}', 4, '1 hour', false,
+               CASE WHEN n > 300 THEN now() END, CASE WHEN n > 300 THEN 'left' END FROM generate_series(1, 5000) n
+        """
+    )
+    await bench.connection.execute("SELECT joex_private.fall_asleep(n) FROM generate_series(1, 300) n")
+    await bench.connection.execute("INSERT INTO joex_private.lease SELECT n, now(), 1 FROM generate_series(1, 300) n")
+    if is_analyzed:
+        await bench.connection.execute("VACUUM ANALYZE joex_private.executor, joex_private.sleeper, joex_private.lease")
+    for call in (
+        "SELECT joex_private.is_awaited('default')",
+        "SELECT joex_private.wake('default', 1)",
+        "SELECT joex_private.another_can_take('default')",
+    ):
+        async with bench.connection.transaction():
+            before = await bench.connection.fetchval(_READ)
+            await bench.connection.execute(call)
+            assert await bench.connection.fetchval(_READ) - before < 40, call
 
 
 async def test_the_mark_stays_where_vacuum_clears_the_table(bench):
@@ -120,3 +145,20 @@ async def test_an_executor_that_ends_while_it_falls_asleep_is_not_asleep(
     async with waiting_for_a_lock(observer, other.execute(*second)):
         await transaction.commit()
     assert not await bench.connection.fetch("TABLE joex_private.sleeper")
+
+
+async def test_an_executor_that_waits_to_fall_asleep_is_on_the_list_as_before(
+    bench, another_connection, waiting_for_a_lock
+):
+    """Whoever changes its row may take long. And who ends it locks its row first, and then its place on the list."""
+    executor = await bench.executor()
+    await executors.fall_asleep(bench.connection, executor)
+    one, other = await another_connection(), await another_connection()
+    transaction = one.transaction()
+    await transaction.start()
+    await one.execute("SELECT FROM joex_private.executor WHERE id = $1 FOR UPDATE", executor)
+    async with waiting_for_a_lock(bench.connection, executors.fall_asleep(other, executor)):
+        locked = "SELECT executor_id FROM joex_private.sleeper FOR UPDATE NOWAIT"
+        assert await bench.connection.fetchval(locked) == executor
+        await transaction.commit()
+    assert await asleep(bench) == [executor]

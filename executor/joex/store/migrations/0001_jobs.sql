@@ -107,6 +107,7 @@ CREATE INDEX executor_ended ON joex_private.executor (left_at) WHERE left_at IS 
 CREATE TABLE joex_private.sleeper (
     executor_id   integer NOT NULL REFERENCES joex_private.executor ON DELETE CASCADE,
     nr            bigint NOT NULL,
+    queues        text[] NOT NULL,              -- of the executor, which never changes them
     PRIMARY KEY (executor_id, nr)
 );
 CREATE INDEX sleeper_in_order ON joex_private.sleeper (nr);

@@ -159,9 +159,10 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_p
 CREATE OR REPLACE FUNCTION joex_private.sleepers_from() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(pg_catalog.pg_sequence_last_value('joex_private.sleepers_from'), 0) $$;
 
--- The executors that are asleep. (A subquery, so that the server asks once, and finds the first one that counts in the index.)
+-- The executors that are asleep. (A subquery, so that the server asks once, and finds the first one that counts in the index. Readers begin
+-- with the newest, and probe the executor of each that serves the queue: OFFSET 0 keeps the planner from a join that reads all executors.)
 CREATE OR REPLACE VIEW joex_private.asleep AS
-SELECT s.executor_id, s.nr FROM joex_private.sleeper s WHERE s.nr >= (SELECT joex_private.sleepers_from());
+SELECT s.executor_id, s.nr, s.queues FROM joex_private.sleeper s WHERE s.nr >= (SELECT joex_private.sleepers_from());
 
 -- Wake sleeping executors of the queue: at most one per job, those that their pool could do without last, and of the others the latest
 -- to fall asleep first, so that the longest idle stay idle (and an operator can remove them). An executor that fills all its slots and leaves work behind wakes the next ones (see take), so four names
@@ -183,11 +184,13 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF v_knows THEN
-        SELECT ARRAY((SELECT e.id FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
-                      WHERE NOT e.spare AND NOT e.draining AND p_queue = ANY (e.queues) ORDER BY a.nr DESC LIMIT 4)
+        SELECT ARRAY((SELECT a.executor_id FROM joex_private.asleep a CROSS JOIN LATERAL (
+                          SELECT FROM joex_private.executor x WHERE x.id = a.executor_id AND NOT x.spare AND NOT x.draining OFFSET 0) e
+                      WHERE p_queue = ANY (a.queues) ORDER BY a.nr DESC LIMIT 4)
                      UNION ALL      -- (The server reads these only if those are too few.)
-                     (SELECT e.id FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
-                      WHERE e.spare AND NOT e.draining AND p_queue = ANY (e.queues) ORDER BY a.nr DESC LIMIT 4)
+                     (SELECT a.executor_id FROM joex_private.asleep a CROSS JOIN LATERAL (
+                          SELECT FROM joex_private.executor x WHERE x.id = a.executor_id AND x.spare AND NOT x.draining OFFSET 0) e
+                      WHERE p_queue = ANY (a.queues) ORDER BY a.nr DESC LIMIT 4)
                      LIMIT least(p_jobs, 4)),
                -- (max reads the last entry of an index, however many watches have ended: see is_heard.)
                coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers) > v_now, false),
@@ -208,9 +211,9 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.is_awaited(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT joex_private.sees_the_latest()
-           -- (The order makes the planner begin with the sleepers, so that this reads no executor that is awake.)
-           OR (SELECT e.id FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
-               WHERE NOT e.draining AND p_queue = ANY (e.queues) ORDER BY a.nr DESC LIMIT 1) IS NOT NULL
+           OR (SELECT a.executor_id FROM joex_private.asleep a CROSS JOIN LATERAL (
+                   SELECT FROM joex_private.executor x WHERE x.id = a.executor_id AND NOT x.draining OFFSET 0) e
+               WHERE p_queue = ANY (a.queues) ORDER BY a.nr DESC LIMIT 1) IS NOT NULL
            OR coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers) > clock_timestamp(), false)
            OR coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers) > clock_timestamp(), false)
            OR coalesce((SELECT max(s.until) FROM joex_private.subscriber s) > clock_timestamp(), false);

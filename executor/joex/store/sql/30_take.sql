@@ -715,11 +715,12 @@ END $$;
 -- leaves work. One that does not listen is never asleep. A dead or hung one counts until it has missed a few heartbeats. (By the clock of
 -- the server, which may be wrong: then jobs go to an executor that could have left, or wait until the silent one is declared dead.)
 CREATE OR REPLACE FUNCTION joex_private.another_can_take(p_queue text) RETURNS boolean
-LANGUAGE sql VOLATILE SET enable_bitmapscan = off SET search_path = pg_catalog, pg_temp AS $$
-    SELECT EXISTS (SELECT FROM joex_private.asleep a JOIN joex_private.executor e ON e.id = a.executor_id
-                   JOIN joex_private.lease l ON l.executor_id = e.id
-                   WHERE NOT e.spare AND NOT e.draining AND p_queue = ANY (e.queues)
-                         AND l.heartbeat_at > clock_timestamp() - least(e.lease * 0.75, interval '30 seconds')) $$;
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT (SELECT a.executor_id FROM joex_private.asleep a CROSS JOIN LATERAL (
+                SELECT FROM joex_private.executor x JOIN joex_private.lease l ON l.executor_id = x.id
+                WHERE x.id = a.executor_id AND NOT x.spare AND NOT x.draining
+                      AND l.heartbeat_at > clock_timestamp() - least(x.lease * 0.75, interval '30 seconds') OFFSET 0) e
+            WHERE p_queue = ANY (a.queues) ORDER BY a.nr DESC LIMIT 1) IS NOT NULL $$;
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining, or its pool could do without it and another one can take. Raises
@@ -734,6 +735,7 @@ DECLARE
     v_queue record;
     v_now CONSTANT timestamptz := clock_timestamp();
     v_want integer := p_free;
+    v_can_grant boolean := true;
     v_got integer;
     v_drawn regclass;       -- null: this take neither draws from plans nor makes any
     v_tids tid[];
@@ -779,8 +781,11 @@ BEGIN
             v_queue.cursor := joex_private.serve_queue(v_queue.name);
         END IF;
         IF NOT has_sequence_privilege(v_queue.cursor, 'UPDATE') THEN
-            PERFORM joex_private.grant_queue(v_queue.name);
-            IF NOT has_sequence_privilege(v_queue.cursor, 'UPDATE') THEN
+            IF v_can_grant THEN     -- (Where another grant is open, each attempt waits for it.)
+                PERFORM joex_private.grant_queue(v_queue.name);
+                v_can_grant := has_sequence_privilege(v_queue.cursor, 'UPDATE');
+            END IF;
+            IF NOT v_can_grant THEN
                 v_queue.cursor := NULL;
                 v_queue.drawn := NULL;
             END IF;

@@ -342,9 +342,17 @@ END $$;
 -- heartbeat, and fall asleep anew after that, as if a notification had been lost.
 CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_nr bigint := nextval('joex_private.sleeper_nr');
+    v_queues text[];
+    v_nr bigint;
 BEGIN
+    -- (Who ends this executor waits for the lock, and then finds the row; or this waits, and finds that it has ended. It comes first: those
+    -- who end it lock in this order too, and a mover that waits would leave others off the list meanwhile.)
+    SELECT e.queues INTO v_queues FROM joex_private.executor e WHERE e.id = p_id AND e.left_at IS NULL FOR SHARE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
     PERFORM joex_private.get_up(p_id);
+    v_nr := nextval('joex_private.sleeper_nr');
     IF v_nr % 50 = 0 THEN
         PERFORM joex_private.leave_dead_sleepers();
     END IF;
@@ -352,9 +360,7 @@ BEGIN
     WHILE v_nr < joex_private.sleepers_from() LOOP
         v_nr := nextval('joex_private.sleeper_nr');
     END LOOP;
-    -- (Who ends this executor waits for the lock, and then finds the row; or this waits, and finds that it has ended.)
-    INSERT INTO joex_private.sleeper (executor_id, nr)
-    SELECT e.id, v_nr FROM joex_private.executor e WHERE e.id = p_id AND e.left_at IS NULL FOR SHARE;
+    INSERT INTO joex_private.sleeper (executor_id, nr, queues) VALUES (p_id, v_nr, v_queues);
 END $$;
 
 -- Take an executor from the list of sleepers. (Not from below the mark: the dead entries there may be many.)
@@ -373,6 +379,7 @@ DECLARE
     v_walked bigint := pg_stat_get_xact_tuples_returned('joex_private.sleeper_in_order'::regclass);
     v_asleep bigint := (SELECT count(*) FROM (SELECT s.executor_id FROM joex_private.sleeper s WHERE s.nr >= v_from ORDER BY s.nr) a);
     v_to bigint;
+    v_part record;
 BEGIN
     v_walked := pg_stat_get_xact_tuples_returned('joex_private.sleeper_in_order'::regclass) - v_walked;
     -- (Of two movers at a time the second one would set the mark back.)
@@ -381,13 +388,16 @@ BEGIN
         RETURN;
     END IF;
     v_to := setval('joex_private.sleepers_from', nextval('joex_private.sleeper_nr'));
-    -- (One that is locked is of an executor that has just filled its slots, or falls asleep anew already.)
-    WITH left_behind AS (
-        DELETE FROM joex_private.sleeper s WHERE s.ctid = ANY (ARRAY(
-            SELECT x.ctid FROM joex_private.sleeper x WHERE x.nr >= v_from AND x.nr < v_to ORDER BY x.nr FOR UPDATE SKIP LOCKED))
-        RETURNING s.executor_id
-    ) SELECT count(joex_private.send('joex_wake', json_build_object('queue', e.queues[1], 'executors', ARRAY[e.id])::text))
-      FROM left_behind l JOIN joex_private.executor e ON e.id = l.executor_id INTO v_asleep;
+    -- (One that is locked is of an executor that has just filled its slots, or falls asleep anew already. A message has room for 400 ids.)
+    FOR v_part IN
+        WITH left_behind AS (
+            DELETE FROM joex_private.sleeper s WHERE s.ctid = ANY (ARRAY(
+                SELECT x.ctid FROM joex_private.sleeper x WHERE x.nr >= v_from AND x.nr < v_to ORDER BY x.nr FOR UPDATE SKIP LOCKED))
+            RETURNING s.executor_id, s.queues[1] AS queue
+        ), numbered AS (SELECT l.*, row_number() OVER (PARTITION BY l.queue) AS n FROM left_behind l)
+        SELECT n.queue, array_agg(n.executor_id) AS executors FROM numbered n GROUP BY n.queue, (n.n - 1) / 400 LOOP
+        PERFORM joex_private.send('joex_wake', row_to_json(v_part)::text);
+    END LOOP;
 END $$;
 
 -- An executor that runs a suspect takes nothing until the suspect has ended, though it has free slots, and one whose loop a task blocks
