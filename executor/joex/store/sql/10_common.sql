@@ -160,7 +160,8 @@ CREATE OR REPLACE FUNCTION joex_private.sleepers_from() RETURNS bigint LANGUAGE 
     SELECT coalesce(pg_catalog.pg_sequence_last_value('joex_private.sleepers_from'), 0) $$;
 
 -- The executors that are asleep. (A subquery, so that the server asks once, and finds the first one that counts in the index. Readers begin
--- with the newest, and probe the executor of each that serves the queue: OFFSET 0 keeps the planner from a join that reads all executors.)
+-- with the newest. Where the executor matters, they probe it for each that serves the queue: OFFSET 0 keeps the planner from a join that
+-- reads all executors.)
 CREATE OR REPLACE VIEW joex_private.asleep AS
 SELECT s.executor_id, s.nr, s.queues FROM joex_private.sleeper s WHERE s.nr >= (SELECT joex_private.sleepers_from());
 
@@ -211,9 +212,8 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.is_awaited(p_queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT joex_private.sees_the_latest()
-           OR (SELECT a.executor_id FROM joex_private.asleep a CROSS JOIN LATERAL (
-                   SELECT FROM joex_private.executor x WHERE x.id = a.executor_id AND NOT x.draining OFFSET 0) e
-               WHERE p_queue = ANY (a.queues) ORDER BY a.nr DESC LIMIT 1) IS NOT NULL
+           -- (One that drains may be among them: wake looks at this.)
+           OR (SELECT a.nr FROM joex_private.asleep a WHERE p_queue = ANY (a.queues) ORDER BY a.nr DESC LIMIT 1) IS NOT NULL
            OR coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND w.for_workers) > clock_timestamp(), false)
            OR coalesce((SELECT max(w.until) FROM joex_private.watch w WHERE w.queue = p_queue AND NOT w.for_workers) > clock_timestamp(), false)
            OR coalesce((SELECT max(s.until) FROM joex_private.subscriber s) > clock_timestamp(), false);
