@@ -396,7 +396,7 @@ BEGIN
             RETURNING s.executor_id, s.queues[1] AS queue
         ), numbered AS (SELECT l.*, row_number() OVER (PARTITION BY l.queue) AS n FROM left_behind l)
         SELECT n.queue, array_agg(n.executor_id) AS executors FROM numbered n GROUP BY n.queue, (n.n - 1) / 400 LOOP
-        PERFORM joex_private.send('joex_wake', row_to_json(v_part)::text);
+        PERFORM joex_private.send('joex_wake', json_build_object('queue', v_part.queue, 'executors', v_part.executors)::text);
     END LOOP;
 END $$;
 
