@@ -1,6 +1,7 @@
 """An operator counts how long something has lasted by the clock that says since when, whatever its own clock says."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from joex.store import pools
 from joex_operator.api.objects import Pool, Ref, parse_pool
 from joex_operator.cluster import kubernetes_api
 from joex_operator.cluster.fleet import ClusterFleet
-from joex_operator.cluster.kubernetes_api import KubernetesApi
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi
 from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.decide.replicas import Replica
 from joex_operator.local.fleet import ProcessFleet
@@ -93,6 +94,36 @@ async def test_a_replica_is_unready_after_half_a_minute_though_the_clock_of_the_
         [first, second] = (await operator.reconciler._observer.observe(pool, "", database_url))[0].replicas
         judged.append((first.unready, second.fresh, first.unscheduled))
     assert judged == [(False, True, False), (True, True, False), (True, False, False), (True, False, True)]
+
+
+@pytest.mark.parametrize(
+    ("status", "date"),
+    [
+        (502, "{:%a, %d %b %Y %H:%M:%S} GMT"),
+        (200, "{:%a, %d %b %Y %H:%M:%S} +0200"),
+        (200, "{:%a, %d %b %Y %H:%M:%S} +99999999999999"),
+        (200, "Fri, 31 Dec 9999 23:59:59 GMT"),
+        (200, ""),
+    ],
+)
+async def test_a_date_that_no_api_server_tells_does_not_set_the_clock(
+    monkeypatch: pytest.MonkeyPatch, status: int, date: str
+) -> None:
+    """A proxy answers with its own, or anything."""
+    monkeypatch.setattr(kubernetes_api, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    told = date.format(datetime.now(UTC) - timedelta(minutes=10))
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({}, status=status, headers={"Date": told})
+
+    app = web.Application()
+    app.router.add_get("/version", answer)
+    async with TestServer(app) as server, ApiClient(Configuration(host=str(server.make_url("")).rstrip("/"))) as client:
+        api = KubernetesApi(client, OperatorMetrics())
+        before = api.now()
+        with suppress(ApiError):
+            await api.get("/version")
+        assert api.now() == before
 
 
 async def test_the_operator_goes_by_the_clock_of_the_api_server(monkeypatch: pytest.MonkeyPatch) -> None:

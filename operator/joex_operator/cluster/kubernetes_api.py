@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -28,11 +27,15 @@ PAGE = 500
 """Objects of a list that are read at once."""
 
 _WITHIN = 30.0
-_TOO_MANY, _LEAST_ERROR = 429, 400
+_TOO_MANY, _LEAST_ERROR, _LEAST_FAILURE = 429, 400, 500
 _MOST_TRIES, _LONGEST_PAUSE = 4, 5.0
 """An API server that is busy, or that begins to serve a new kind, answers 429 with Retry-After."""
 _SAME_TIME = timedelta(seconds=2)
 """The times of answers have whole seconds, and take a moment on their way."""
+_WRONG = timedelta(days=366)
+"""A time so far from that of this host is no clock's."""
+_DATE = "%a, %d %b %Y %H:%M:%S GMT"
+"""The one format that servers send (RFC 9110)."""
 _STRICT = range(79, 95)
 """OpenSSL's error codes of its strict mode for certificates, such as 92: a CA certificate without key usage."""
 
@@ -150,14 +153,15 @@ class KubernetesApi:
             self._metrics.own.api_request(method, "none")
             raise ApiError(f"can't reach the API server: {describe(error)}") from error
         self._metrics.own.api_request(method, str(response.status))
-        self._set_clock(response.headers.get("Date", ""))
+        if response.status < _LEAST_FAILURE:  # (a proxy answers with 502 and its own time)
+            self._set_clock(response.headers.get("Date", ""))
         again_in = response.headers.get("Retry-After", "")
         return response.status, text, float(again_in) if again_in.isdecimal() else None
 
     def _set_clock(self, date: str) -> None:
-        with suppress(ValueError):  # (a proxy may send none)
-            found = parsedate_to_datetime(date).replace(tzinfo=UTC)
-            if abs(found - self.now()) > _SAME_TIME:
+        with suppress(ValueError):  # (a proxy may send none, or anything)
+            found = datetime.strptime(date, _DATE).replace(tzinfo=UTC)
+            if abs(found - datetime.now(UTC)) < _WRONG and abs(found - self.now()) > _SAME_TIME:
                 self._clock = found, time.monotonic()
 
 
