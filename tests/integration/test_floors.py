@@ -9,6 +9,7 @@ import pytest
 
 from joex import NewJob
 from joex.core.priority_turns import CountingScheme
+from joex.errors import JoexError
 from joex.runtime import read_floors as floor_keeper
 from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
 from tests.support.waiting import EventLog, eventually
@@ -435,6 +436,25 @@ async def test_a_group_whose_jobs_change_and_never_end_has_a_floor(bench, execut
     await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 
+async def test_floors_rise_though_the_search_for_crowded_groups_fails(bench, executor, keeper, monkeypatch):
+    """As when it is longer than the server's `statement_timeout`."""
+
+    async def fails(*_):
+        raise JoexError("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(read_floors, "crowded_places", fails)
+    await bench.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
+    for _ in range(60):
+        await bench.submit()
+    await taken_and_finished(bench, executor, 60)
+    keeper.wake()
+    keeping = asyncio.create_task(keeper.run())
+    await eventually(lambda: bench.connection.fetchval("SELECT EXISTS (SELECT FROM joex_private.floor)"))
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
+
+
 async def test_one_executor_of_a_fleet_searches_for_crowded_groups(bench):
     ids = sorted([await bench.executor(name) for name in "abc"])
     assert [await read_floors.is_first(bench.connection, one) for one in ids] == [True, False, False]
@@ -472,6 +492,28 @@ async def test_a_search_for_crowded_groups_that_has_no_time_reads_one_and_goes_o
             calls += 1
     assert sorted(found) == sorted([await place(bench, name) for name in crowded | removed])
     assert calls >= len(names)
+    await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
+
+
+async def test_a_search_finds_many_of_the_groups_that_have_no_job_before_it_walks_over_the_others_again(
+    bench, executor, another_connection
+):
+    """However little time it has."""
+    await bench.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
+    idle = await another_connection()
+    async with idle.transaction(isolation="repeatable_read"):
+        await idle.execute("SELECT count(*) FROM joex_private.job")
+        await bench.connection.execute(
+            "SELECT joex.submit('a', grp => 'group ' || g) FROM generate_series(1, 60) g, generate_series(1, 60) nr"
+        )
+        await bench.connection.execute("SELECT joex.remove(id) FROM joex_private.job")
+        after, found, calls = ("", 0), [], 0
+        while calls == 0 or after[0]:
+            places, after = await read_floors.crowded_places(bench.connection, after, 50, 0.0)
+            found += places
+            calls += 1
+    assert sorted(found) == sorted([await place(bench, f"group {nr}") for nr in range(1, 61)])
+    assert calls <= 30
     await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 

@@ -143,7 +143,7 @@ CALLS = {
     "first_runnable": "joex_private.first_runnable('default', 1, 2::smallint, NULL, 1, now())",
     "finished_since": "joex_private.finished_since(now(), 10)",
     "crowded_places": "* FROM joex_private.crowded_places('default', 0, 50, 0.1)",
-    "crowds_between": "joex_private.crowds_between('default', 0, 100, 51, 50, now(), '{}')",
+    "crowds_between": "joex_private.crowds_between('default', 0, 100, 51, 50, now(), 0, '{}')",
     "is_crowded": "joex_private.is_crowded()",
     "switch_floors": "joex_private.switch_floors()",
     "set_floors": "joex_private.set_floors(true)",

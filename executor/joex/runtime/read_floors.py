@@ -52,8 +52,8 @@ class ReadFloorKeeper:
             try:
                 async with borrowed(self._pool) as connection:
                     if await read_floors.switch(connection):
+                        self._crowded.set()  # (first: a search that fails does not keep floors where they are)
                         await self._raise(connection)
-                        self._crowded.set()
                     else:
                         self._forget()
                 trouble.over()

@@ -302,7 +302,8 @@ END $$;
 
 -- Places on the rings of all queues where a take would walk over more than p_crowd dead entries, whichever changes have left these: of
 -- jobs that change and never end, or are removed, too. It finds them as takes meet them. It goes on from the place p_ring of the queue
--- p_queue, for about p_seconds, however many groups there are, and answers up to where it came; after the last queue it begins anew.
+-- p_queue, for about p_seconds (longer where many groups have no job: see crowds_between), however many groups there are, and answers up
+-- to where it came; after the last queue it begins anew.
 CREATE OR REPLACE FUNCTION joex_private.crowded_places(
     INOUT p_queue text, INOUT p_ring bigint, p_crowd integer, p_seconds float8, OUT queues text[], OUT rings bigint[]
 ) LANGUAGE plpgsql VOLATILE
@@ -351,7 +352,7 @@ BEGIN
         IF v_walked > p_crowd THEN      -- places without a job
             v_found := joex_private.crowds_between(
                 p_queue, p_ring, coalesce(v_next.ring - 1, v_last), v_walked, p_crowd,
-                clock_timestamp() + make_interval(secs => p_seconds), '{}');
+                clock_timestamp() + make_interval(secs => p_seconds), joex_private.entries_walked() + 2 * v_walked, '{}');
             queues := queues || array_fill(p_queue, ARRAY[cardinality(v_found)]);
             rings := rings || v_found;
             IF clock_timestamp() > v_until AND v_found <> '{}' THEN
@@ -369,10 +370,11 @@ BEGIN
 END $$;
 
 -- p_found, and the places after p_after and not after p_stop with more than p_crowd entries; all p_entries between the two are dead, and no
--- row tells the place of a dead one. So this searches in parts, and again in those that have many. When the time is over, it answers those
--- up to where it came, as soon as there is one.
+-- row tells the place of a dead one. So this searches in parts, and again in those that have many. When the time is over, and the
+-- transaction has met p_upto entries, it answers those up to where it came, as soon as there is one. (The next search walks over all that
+-- are left once more. So crowded_places lets it meet twice as many as there were: otherwise most of the work would be to come back.)
 CREATE OR REPLACE FUNCTION joex_private.crowds_between(
-    p_queue text, p_after bigint, p_stop bigint, p_entries bigint, p_crowd integer, p_until timestamptz, p_found bigint[]
+    p_queue text, p_after bigint, p_stop bigint, p_entries bigint, p_crowd integer, p_until timestamptz, p_upto bigint, p_found bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_found bigint[] := p_found;
@@ -386,14 +388,15 @@ BEGIN
     IF p_stop - p_after = 1 THEN
         RETURN p_found || p_stop;
     END IF;
-    WHILE v_left > p_crowd AND v_after < p_stop AND (v_found = '{}' OR clock_timestamp() < p_until) LOOP
+    WHILE v_left > p_crowd AND v_after < p_stop
+          AND (v_found = '{}' OR clock_timestamp() < p_until OR joex_private.entries_walked() < p_upto) LOOP
         v_to := least(v_after + v_part, p_stop);
         v_start := joex_private.entries_walked();
         PERFORM FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > v_after AND j.ring <= v_to
         ORDER BY j.ring, j.lane, j.rank, j.seq LIMIT 1;
         v_walked := joex_private.entries_walked() - v_start;
         IF v_walked > p_crowd THEN
-            v_found := joex_private.crowds_between(p_queue, v_after, v_to, v_walked, p_crowd, p_until, v_found);
+            v_found := joex_private.crowds_between(p_queue, v_after, v_to, v_walked, p_crowd, p_until, p_upto, v_found);
         END IF;
         v_left := v_left - v_walked;
         v_after := v_to;
