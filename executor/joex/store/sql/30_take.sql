@@ -715,7 +715,7 @@ END $$;
 -- leaves work. One that does not listen is never asleep. A dead or hung one counts until it has missed a few heartbeats. (By the clock of
 -- the server, which may be wrong: then jobs go to an executor that could have left, or wait until the silent one is declared dead.)
 CREATE OR REPLACE FUNCTION joex_private.another_can_take(p_queue text) RETURNS boolean
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql VOLATILE SET enable_sort = off SET search_path = pg_catalog, pg_temp AS $$
     SELECT (SELECT a.executor_id FROM joex_private.asleep a CROSS JOIN LATERAL (
                 SELECT FROM joex_private.executor x JOIN joex_private.lease l ON l.executor_id = x.id
                 WHERE x.id = a.executor_id AND NOT x.spare AND NOT x.draining
