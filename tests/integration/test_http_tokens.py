@@ -22,7 +22,7 @@ from joex.cli import executor as executor_command
 from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import NewJob, RunningJob
-from joex.http import route, turns, visible
+from joex.http import connection_shares, route, turns, visible
 from joex.http.api import check_route, create_api
 from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, needs, needs_of
@@ -719,37 +719,49 @@ async def test_calls_of_one_tenant_leave_connections_to_those_of_others_however_
         assert Counter([(await one).status_code for one in reading]) == {200: route.MOST_AT_WORK, 401: refused}
 
 
-async def test_calls_of_all_kinds_of_one_tenant_leave_a_connection_of_an_executor_to_those_of_others(
+async def test_calls_of_a_tenant_leave_connections_and_turns_to_others_however_many_tokens_it_has(
     create, connection, another_connection, database_url, monkeypatch
 ):
-    monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "10min")
-    monkeypatch.setattr("joex.notifications.listener._ANSWER_WITHIN", 600.0)
+    """They wait for half a minute, where a role of the tenant holds what they change."""
     monkeypatch.setattr(executor_command, "_HTTP_WITHIN", 600.0)
-    listens = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%accept_state%' AND pid <> pg_backend_pid()"
-    held = f"SELECT count(*) {WAITING} AND pid NOT IN ({listens})"
-    async with executor_command._client(Settings(), database_url) as client:
-        job_id = await client.submit("t", group="acme", queue="mails")
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    async with AsyncExitStack() as callers, executor_command._client(Settings(), database_url) as client:
         api = create_api(Settings(api_token=OWNERS), client, Face(), lambda: (b"", "text/plain"))
-        calls: list[tuple[str, str, Any]] = [("GET", f"job/{job_id}", None)] * route.MOST_AT_WORK
-        calls += [("GET", "jobs", None)] * turns.MOST_REPORTS
-        calls += [("POST", "accept", {"type": "mails"})] * turns.MOST_ACCEPTING + [
-            ("POST", f"job/{job_id}/cancel", None)
-        ]
-        token = await create("view", "submit", "work", queues=["mails", "prints"])
-        async with browse(api, token) as tenant, browse(api, OWNERS) as owner:
-            wait = tenant.post("/api/v1/accept", json={"type": "prints", "wait": "60s"})
-            made = [asyncio.create_task(wait)]  # the interface listens for it, with a connection
-            await eventually(lambda: connection.fetchval(listens), why="it listens")
-            async with (locking := await another_connection()).transaction():
-                await locking.execute("LOCK TABLE joex_private.job")
-                for method, path, body in calls:
-                    made.append(asyncio.create_task(tenant.request(method, f"/api/v1/{path}", json=body)))
-                is_held = partial(connection.fetchval, f"SELECT ({held}) = $1", len(calls))
-                await eventually(is_held, why="each of them has a connection")
-                assert (await asyncio.wait_for(owner.get("/api/v1/pools"), PATIENCE)).status_code == 200
-                assert await is_held()
-            await client.submit("t", queue="prints")
-            await asyncio.gather(*made)
+
+        async def browser(group: str) -> httpx.AsyncClient:
+            await client.keyed.add("t", f"{group}/{uuid4()}", {}, group=group)
+            token = await create("view", "submit", groups=[group, f"{group} 2"], name=f"{group} {uuid4()}")
+            return await callers.enter_async_context(browse(api, token))
+
+        def resubmit(http: httpx.AsyncClient, job: UUID) -> None:
+            made.append(asyncio.create_task(http.post("/api/v1/keyed/resubmit", json={"job": str(job)})))
+
+        def count_is(waits: int) -> bool:
+            shared: Any = client.connections
+            return len(shared._shares._waiting) == waits
+
+        made: list[asyncio.Task[httpx.Response]] = []
+        many, few = [await browser("many") for _ in range(4)], {name: await browser(name) for name in "abc"}
+        owner = await callers.enter_async_context(browse(api, OWNERS))
+        job_of = dict(await connection.fetch("SELECT grp, id FROM joex.jobs"))
+        async with (locking := await another_connection()).transaction():
+            await locking.execute("SELECT FROM joex_private.job FOR UPDATE")
+            for http, _ in product(many, range(route.MOST_AT_WORK)):
+                resubmit(http, job_of["many"])
+            most = connection_shares.MOST_SHARED - 3
+            for name, has_one in (("", 0), ("a", 1), ("b", 2), ("c", 2)):  # the last one is for who is not bound
+                if name:
+                    resubmit(few[name], job_of[name])
+                is_held = partial(connection.fetchval, f"SELECT count(*) = $1 {WAITING}", most + has_one)
+                await eventually(is_held, why="each of these has a connection")
+                waits = len(made) - most - has_one
+                await eventually(partial(count_is, waits), why="the others wait")
+                for own in (owner, *many):
+                    jobs_, pools = own.get("/api/v1/jobs"), owner.get("/api/v1/pools")
+                    cancelled = own.post(f"/api/v1/job/{await client.submit('u', group='many')}/cancel")
+                    answers = await asyncio.wait_for(asyncio.gather(jobs_, pools, cancelled), PATIENCE)
+                    assert {one.status_code for one in answers} == {200}
+        assert {(await one).status_code for one in made} == {200}
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["revoked", "stops"])

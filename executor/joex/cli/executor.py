@@ -25,6 +25,7 @@ from joex.core.lease import Lease
 from joex.errors import ConfigError, JoexError
 from joex.event_loop import new_event_loop
 from joex.http.certificate import Certificate, certificate_of
+from joex.http.connection_shares import MOST_SHARED, sharing_client
 from joex.http.listening import address_of, listen
 from joex.store.database import create_pool
 
@@ -41,9 +42,8 @@ _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _CLOSE_WITHIN = 2.0
 _HTTP_WITHIN = 30.0
-_HTTP_CONNECTIONS = 11
-"""One more than the calls of a bound token may keep: four, two lists, two for a job (accept) and a change; and the one
-that listens for those that wait for a job."""
+_HTTP_CONNECTIONS = MOST_SHARED + 1
+"""Those that calls share, and the one that listens for those that wait for a job."""
 _COLLECT_AFTER = 5_000  # objects created and not yet freed: seven times Python's default, and still little memory
 _OF_A_RUN = 25  # objects
 
@@ -122,7 +122,7 @@ async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
         name="joex http",
         within=_HTTP_WITHIN,
     )
-    client = Client(pool)
+    client = sharing_client(pool)
     try:
         yield client
     finally:

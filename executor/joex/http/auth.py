@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from joex.errors import DatabaseUnavailable
 from joex.http.caller import OWNER, Caller
+from joex.http.connection_shares import Holder, holding_as
 from joex.http.errors import problem, unavailable
 from joex.http.peer import is_own_user
 from joex.http.state import ASK_AGAIN, CALLER
@@ -77,7 +78,8 @@ class AuthMiddleware:
             await refusal(scope, receive, send)
             return
         state[CALLER] = caller
-        await self._app(scope, _limited(receive, largest), send)
+        with holding_as(Holder(caller.tenant, caller.bounds.are_set)):
+            await self._app(scope, _limited(receive, largest), send)
 
     async def _identify(self, scope: Scope, headers: Headers) -> Caller | Response:
         """The caller, or the answer to one that is not served."""

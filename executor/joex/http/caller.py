@@ -6,7 +6,7 @@ and `joex.http.route.Route` judges by them; `joex.http.api.create_api` refuses t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
@@ -41,6 +41,12 @@ class Caller:
     def key(self) -> str:
         """What no other caller has, as a user may have the name of a token: limits and turns are those of a key."""
         return f"{'user' if self.is_user else 'token'} {self.name}"
+
+    @property
+    def tenant(self) -> Hashable:
+        """As `key`, but one for all tokens with the same bounds: a tenant has two of them while it replaces one."""
+        bounds = self.groups and frozenset(self.groups), self.queues and frozenset(self.queues)
+        return bounds if self.bounds.are_set else self.key
 
     @property
     def bounds(self) -> Bounds:

@@ -11,6 +11,7 @@ from joex.client.client import Client
 from joex.core.access import Scope
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.http.caller import Caller
+from joex.http.connection_shares import holding_as
 from joex.store import tokens
 
 KEPT_FOR = 2.0
@@ -62,8 +63,10 @@ class Tokens:
     async def _look_up(self, digest: bytes) -> Caller | None:
         asked_at = self._clock()  # and not when the answer is here: it may be as old as the question
         try:
-            async with self._client.using() as connection:
-                found = await tokens.find(connection, digest)
+            # (Two look up at a time: one that waited for the turn of its caller would keep others from it.)
+            with holding_as(None):
+                async with self._client.using() as connection:
+                    found = await tokens.find(connection, digest)
         except DatabaseUnavailable as error:
             raise DatabaseUnavailable("the database does not answer, so Joex can't check the token") from error
         except ConfigError as error:

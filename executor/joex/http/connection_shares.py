@@ -1,0 +1,114 @@
+"""The connections to the database that calls share: a tenant leaves some to others, and each has its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from joex.client.client import Client
+from joex.client.connections import Connections
+from joex.store.drivers import AnyConnection
+from joex.store.statement import Connection
+
+MOST_SHARED = 10
+"""Connections for the calls of known callers."""
+_FOR_OTHERS = 2
+"""Of them, those that a tenant who has one leaves to those who have none."""
+
+
+class Holder(NamedTuple):
+    """For whom connections count: a tenant, whose tokens may be bound; or a line of `joex.http.turns`."""
+
+    tenant: Hashable
+    is_bound: bool = False
+
+
+_HOLDER: ContextVar[Holder | None] = ContextVar("holder", default=None)
+
+
+@contextmanager
+def holding_as(holder: Holder | None) -> Iterator[None]:
+    """Connections that are taken in this block count for this holder; None: for nobody, and they wait for none."""
+    token = _HOLDER.set(holder)
+    try:
+        yield
+    finally:
+        _HOLDER.reset(token)
+
+
+def sharing_client(pool: Any) -> Client:
+    """A client on an asyncpg pool whose callers share its connections."""
+    client = Client(pool)
+    client.connections = _SharedConnections(pool)
+    return client
+
+
+class Shares:
+    """Who has how many connections, and whose turn is next: among those who may have one, of whoever has fewest.
+
+    Tenants that are bound leave one to those who are not: the owner finds it however many tenants there are.
+    """
+
+    def __init__(self) -> None:
+        self._free = MOST_SHARED
+        self._of: Counter[Hashable] = Counter()
+        self._waiting: dict[asyncio.Future[None], Holder] = {}
+
+    @asynccontextmanager
+    async def turn_of(self, holder: Holder) -> AsyncIterator[None]:
+        """Held while a call has a connection."""
+        if self._may(holder):  # (Who waits may not: this call passes over nobody.)
+            self._take(holder)
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting[turn] = holder
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if self._waiting.pop(turn, None) is None:  # its turn has just come
+                    self._give_back(holder)
+                raise
+        try:
+            yield
+        finally:
+            self._give_back(holder)
+
+    def _may(self, holder: Holder) -> bool:
+        return self._free > _FOR_OTHERS * (holder.tenant in self._of) + holder.is_bound
+
+    def _take(self, holder: Holder) -> None:
+        self._free -= 1
+        self._of[holder.tenant] += 1
+
+    def _give_back(self, holder: Holder) -> None:
+        self._free += 1
+        self._of[holder.tenant] -= 1
+        if not self._of[holder.tenant]:
+            del self._of[holder.tenant]
+        while able := [turn for turn, one in self._waiting.items() if not turn.done() and self._may(one)]:
+            turn = min(able, key=lambda one: self._of[self._waiting[one].tenant])  # the first one of equals
+            self._take(self._waiting.pop(turn))
+            turn.set_result(None)
+
+
+class _SharedConnections(Connections):
+    """Connections for the calls of many callers."""
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__(pool, within=None, patience=0)  # (the pool has its own limit)
+        self._shares = Shares()
+
+    @asynccontextmanager
+    async def using(self, given: AnyConnection | None = None, *, patiently: bool = True) -> AsyncIterator[Connection]:
+        """As the client's, when it is the caller's turn."""
+        holder, used = _HOLDER.get(), super().using(given, patiently=patiently)
+        if given is not None or holder is None:
+            async with used as connection:
+                yield connection
+            return
+        async with self._shares.turn_of(holder), used as connection:
+            yield connection
