@@ -460,6 +460,8 @@ async def test_one_executor_of_a_fleet_searches_for_crowded_groups(bench):
     assert [await read_floors.is_first(bench.connection, one) for one in ids] == [True, False, False]
     await executors.leave(bench.connection, ids[0], most_losses=3)
     assert [await read_floors.is_first(bench.connection, one) for one in ids[1:]] == [True, False]
+    await executors.show_drain(bench.connection, ids[1])
+    assert [await read_floors.is_first(bench.connection, one) for one in ids[1:]] == [False, True]
 
 
 async def test_a_search_for_crowded_groups_that_has_no_time_reads_one_and_goes_on_from_there(
@@ -515,6 +517,14 @@ async def test_a_search_finds_many_of_the_groups_that_have_no_job_before_it_walk
     assert sorted(found) == sorted([await place(bench, f"group {nr}") for nr in range(1, 61)])
     assert calls <= 30
     await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
+
+
+async def test_a_search_for_crowded_groups_may_be_longer_than_other_statements_of_the_role(bench, monkeypatch):
+    """One that failed would begin at the same place again, and find nothing as long as vacuum is pinned."""
+    monkeypatch.setattr(read_floors, "_CROWDED", f"{read_floors._CROWDED}, pg_sleep(0.6)")
+    await bench.connection.execute("SET statement_timeout = '500ms'")
+    assert (await read_floors.crowded_places(bench.connection, ("", 0), 50, 0.0))[0] == []
+    assert await bench.connection.fetchval("SHOW statement_timeout") == "500ms"
 
 
 @pytest.mark.parametrize("way", ["RESTART IDENTITY", "CONTINUE IDENTITY"])

@@ -83,7 +83,7 @@ class ReadFloorKeeper:
         self._drawn = await read_floors.draw(connection)
         # (Finished jobs tell at once which groups they crowd, however many groups there are. Other changes leave no
         # trace but dead entries. One executor searches for these, because the searches of hundreds would take the
-        # server's CPU time from takes. If it dies, the search waits until its lease has ended.)
+        # server's CPU time from takes. If it dies or hangs, the search waits until its lease has ended.)
         if await read_floors.is_first(connection, self._executor):
             crowded, self._after = await read_floors.crowded_places(connection, self._after, _CROWD, _SECONDS)
             self._crowds.update(dict.fromkeys(crowded, _CROWD))

@@ -17,8 +17,9 @@ _CROWDED = statement(
     "SELECT p_queue, p_ring, queues, rings "
     "FROM joex_private.crowded_places($1::text, $2::bigint, $3::integer, $4::double precision)"
 )
+_HAVE_A_MINUTE = statement("SELECT set_config('statement_timeout', '60s', true)")
 _IS_FIRST = statement(
-    "SELECT NOT EXISTS (SELECT FROM joex_private.executor e WHERE e.left_at IS NULL AND e.id < $1::integer)"
+    "SELECT $1::integer = (SELECT min(e.id) FROM joex_private.executor e WHERE e.left_at IS NULL AND NOT e.draining)"
 )
 _RAISE = statement("SELECT joex_private.raise_floors($1::bigint, $2::bigint, $3::text[], $4::text[], $5::bigint[])")
 
@@ -56,15 +57,20 @@ async def finished_since(connection: Connection, after: datetime, most: int) -> 
 
 
 async def is_first(connection: Connection, executor: int) -> bool:
-    """Whether this executor is the one that searches for the fleet: the living one with the lowest id."""
+    """Whether this executor is the one that searches for the fleet: of the living that do not drain, the lowest id."""
     with translated():
         return bool(await connection.fetchval(_IS_FIRST, executor))
 
 
 async def crowded_places(connection: Connection, after: Place, crowd: int, seconds: float) -> tuple[list[Place], Place]:
-    """Groups after ``after`` where takes walk over more than ``crowd`` dead entries; and where to go on next time."""
+    """Groups after ``after`` where takes walk over more than ``crowd`` dead entries; and where to go on next time.
+
+    It has a minute, whatever `statement_timeout` the role has: one that fails would begin at the same place again.
+    """
     with translated():
-        row: Any = await connection.fetchrow(_CROWDED, *after, crowd, seconds)
+        async with connection.transaction():
+            await connection.execute(_HAVE_A_MINUTE)
+            row: Any = await connection.fetchrow(_CROWDED, *after, crowd, seconds)
     return list(zip(row["queues"], row["rings"], strict=True)), (row["p_queue"], row["p_ring"])
 
 
