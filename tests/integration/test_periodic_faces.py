@@ -330,6 +330,12 @@ def test_a_timer_that_can_not_be_read_is_refused(timer, zone, message):
     assert str(refused.value).startswith(message)
 
 
+@pytest.mark.parametrize("after", [FRIDAY.replace(tzinfo=None), "2026-11-20"])
+def test_times_of_a_timer_after_a_time_without_a_zone_are_refused(after):
+    with pytest.raises(InvalidJob, match=r"^after: expected a time with its time zone; got "):
+        check_timer("daily", after=after)
+
+
 # Over HTTP
 
 

@@ -54,22 +54,22 @@ def check_timer(timer: str, zone: str = "UTC", *, after: datetime | None = None,
     Args:
         timer: a systemd calendar event, or a cron line.
         zone: the time zone of a timer that names none.
-        after: list times after this one; None: after now.
+        after: list times after this one, which has its time zone; None: after now.
         most: list at most this many.
 
     Raises:
-        InvalidJob: the timer can't be read; the message says why.
+        InvalidJob: the timer can't be read, or ``after`` has no time zone; the message says why.
     """
     with invalid():
         _check_texts(timer, zone)
         check_number("most", most)
         parsed, given = Timer.parse(timer), parse_zone(zone)
-    used = parsed.zone or given
-    times: list[datetime] = []
-    last = datetime.now(UTC) if after is None else after
-    while len(times) < most and (found := parsed.next(last, given)) is not None:
-        times.append(found.astimezone(used))
-        last = found
+        used = parsed.zone or given
+        times: list[datetime] = []
+        last = datetime.now(UTC) if after is None else after
+        while len(times) < most and (found := parsed.next(last, given)) is not None:
+            times.append(found.astimezone(used))
+            last = found
     return TimerCheck(parsed.normal, used.key, times)
 
 

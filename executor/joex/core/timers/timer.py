@@ -60,8 +60,8 @@ class Timer:
             after: An aware time.
             zone: The time zone of an expression that names none.
         """
-        if after.tzinfo is None:
-            raise ValueError("after: expected a time with its time zone")
+        if getattr(after, "tzinfo", None) is None:
+            raise ValueError(f"after: expected a time with its time zone; got {after!r}")
         if after >= _END:
             return None
         # In UTC from here on: times of one zone compare by their wall clocks, which a repeated hour confuses.
