@@ -1821,6 +1821,14 @@ async def test_the_page_of_a_pool_begins_with_the_step_that_held_before(
         assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", (await console.get(path)).text)
 
 
+async def test_the_command_of_a_pool_is_whole_in_a_shell_whatever_its_name(
+    browse: Open, connection: asyncpg.Connection
+) -> None:
+    await size_pool(connection, "docs; rm $HOME", [(5, 0, 3, 9)])
+    page = unescape((await browse().get("/pool?home=shop&pool=docs%3B+rm+%24HOME")).text)
+    assert "<code>joex pools --steps 'shop/docs; rm $HOME' --since 1h</code>" in page
+
+
 async def test_pools_are_for_those_who_see_the_whole_system(browse: Open, client: Client, token: Any) -> None:
     cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, groups=['acme'])}"}
     far = browse("10.0.0.9")
