@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -43,9 +44,10 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
             connection, after=after or None, most=PAGE, bounds=caller.bounds, most_bytes=NOTHING
         )
         now = await stats.now(connection)
+    meaning = await asyncio.to_thread(_meaning, timer, zone)  # of one that is seldom due it takes some milliseconds
     return console.views.page(
         request, "periodic.html", tasks=tasks, next=tasks[-1].key if has_more else None, now=now, timer=timer,
-        zone=zone, meaning=_meaning(timer, zone), done=done, after=after,
+        zone=zone, meaning=meaning, done=done, after=after,
         back=way_back(params({"after": after})),
     )  # fmt: skip
 
