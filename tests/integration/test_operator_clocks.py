@@ -17,6 +17,7 @@ from joex_operator.api.objects import Pool, Ref, parse_pool
 from joex_operator.cluster import kubernetes_api
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi
+from joex_operator.control.periodic_reconciler import PeriodicReconciler
 from joex_operator.decide.plan import DatabaseProblem
 from joex_operator.decide.replicas import Replica
 from joex_operator.local.fleet import ProcessFleet
@@ -94,6 +95,22 @@ async def test_a_replica_is_unready_after_half_a_minute_though_the_clock_of_the_
         [first, second] = (await operator.reconciler._observer.observe(pool, "", database_url))[0].replicas
         judged.append((first.unready, second.fresh, first.unscheduled))
     assert judged == [(False, True, False), (True, True, False), (True, False, False), (True, False, True)]
+
+
+async def test_a_periodic_task_has_its_status_when_it_is_due_though_the_clock_of_the_operator_is_another(
+    operator: Reconciles, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = datetime(2100, 1, 1, tzinfo=UTC)
+    monkeypatch.setattr(ProcessFleet, "now", lambda _: due - timedelta(seconds=40))
+    task = manifest("once") | {"kind": "PeriodicTask"}
+    task["spec"] = {"pool": "documents", "task": "a", "timer": "2100-01-01"}
+    reconciler = PeriodicReconciler(operator.fleet, operator.databases, poll=1000.0)
+    of = {"documents": parse_pool(manifest("documents"))}
+    after = await reconciler.reconcile({"documents": "us"}, [task], of, {"documents": database_url}, set())
+    assert after is not None
+    assert 40 <= after < 41
+    [ready] = operator.fleet.status(Ref("PeriodicTask", "prod", "once"))["conditions"]
+    assert (ready["reason"], ready["lastTransitionTime"]) == ("Stored", "2099-12-31T23:59:20Z")
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ class Reconciles:
         output: Any = type("Output", (), {"event": nothing})()
         start = partial(SchedulerService, worker="me", poll=POLL, metrics=metrics)
         self.databases = Databases(nothing, migrate=False, start_scheduler=start)
-        fleet = ProcessFleet({}, url, log_format="json", output=output, changed=nothing)
-        self.reconciler = PoolReconciler(fleet, self.databases, metrics, poll=POLL)
+        self.fleet = ProcessFleet({}, url, log_format="json", output=output, changed=nothing)
+        self.reconciler = PoolReconciler(self.fleet, self.databases, metrics, poll=POLL)
 
     async def reconcile(self, name: str = "documents", **spec: Any) -> float:
         """Reconcile a pool with this spec; returns the seconds until the next reconcile."""

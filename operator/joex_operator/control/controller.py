@@ -275,7 +275,7 @@ class Controller:
         self._pool_reconciler.refused(ref.namespace, ref.name)
         found = refused(error)
         self.metrics.pools.refused(ref.namespace, ref.name, found)
-        status = with_conditions(found, ref.generation, stored, datetime.now(UTC))
+        status = with_conditions(found, ref.generation, stored, self._fleet.now())
         if status != stored:
             await self._fleet.set_status(ref, status)
             await self._fleet.record_events(ref, events_of_change(found, stored))

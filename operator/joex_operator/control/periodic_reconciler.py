@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -129,7 +129,7 @@ class PeriodicReconciler:
             for row in some.values()
             if isinstance(row, PeriodicTask)
         ]
-        return next_reconcile(rows, datetime.now(UTC), self._poll)
+        return next_reconcile(rows, self._fleet.now(), self._poll)
 
     async def _remove(self, url: str, left: set[Left]) -> set[Left]:
         """Remove what is left in one database; returns the rows that a transaction holds."""
@@ -161,7 +161,7 @@ class PeriodicReconciler:
                     database.periodic_changed()  # a pooler may drop the notification
         except (JoexError, OSError) as error:
             return database_problem(error)
-        now = datetime.now(UTC)
+        now = self._fleet.now()
         rows = [row for some in found.values() for row in some]
         return {row.id: with_next_run(row, now) async for row in _in_turn(rows)} | refused
 
@@ -181,7 +181,7 @@ class PeriodicReconciler:
 
         async with asyncio.TaskGroup() as group:
             async for one in _in_turn(desired):
-                now, stored = datetime.now(UTC), self._fleet.status(one.ref)
+                now, stored = self._fleet.now(), self._fleet.status(one.ref)
                 rows = found.get(one.pool, {})
                 row = rows if isinstance(rows, DatabaseProblem) else rows.get(one.id)
                 ready = condition(one, row)
