@@ -67,6 +67,27 @@ async def test_a_port_that_is_in_use_is_told_by_the_name_of_the_setting() -> Non
                 pass
 
 
+async def test_scrapes_that_wait_share_one_rendering_of_the_operators_metrics(monkeypatch) -> None:
+    renderings = 0
+
+    def render(_: OperatorMetrics) -> tuple[bytes, str]:
+        nonlocal renderings
+        renderings += 1
+        return b"", "text/plain"
+
+    monkeypatch.setattr(OperatorMetrics, "render", render)
+    async with probes("127.0.0.1:0", OperatorMetrics(), health=lambda: None, readiness=lambda: None) as address:
+        place = address.removeprefix("http://").split(":")
+        calls = [await asyncio.open_connection(*place) for _ in range(100)]
+        for _, writer in calls:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answers = [await reader.read() for reader, _ in calls]
+        for _, writer in calls:
+            writer.close()
+    assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+    assert renderings < 10
+
+
 async def test_callers_that_read_no_answer_and_send_more_requests_keep_no_probe_waiting(monkeypatch) -> None:
     monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
     asked = 0

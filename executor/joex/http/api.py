@@ -25,6 +25,7 @@ from joex.http.executor_protocol import ExecutorProtocol
 from joex.http.route import Calls, Route, routes_of, together
 from joex.http.tokens import Tokens
 from joex.http.turns import Turns, line_of_acts, line_of_reports
+from joex.scrapes import Scrapes
 
 LARGEST_BODY = 10_000_000
 """The largest request body, in bytes."""
@@ -85,7 +86,7 @@ def create_api(
         routes=[*_ALL.routes],
     )
     api.state.client, api.state.executor = client, executor
-    api.state.scrapes = of_executor.Scrapes(metrics)
+    api.state.scrapes = Scrapes(metrics)
     api.state.turns, api.state.calls = Turns(), Calls()
     api.state.reports, api.state.acts, api.state.accepting = line_of_reports(), line_of_acts(), Turns()
     api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)

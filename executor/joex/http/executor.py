@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,6 +17,7 @@ from joex.http.caller import TheCaller, acting, needs, refuse_if_bound
 from joex.http.dependencies import Done, TheClient, TheExecutor, refusals
 from joex.http.models import Name
 from joex.http.route import Route
+from joex.scrapes import Scrapes
 from joex.store import audit
 
 routes = APIRouter(route_class=Route, tags=["executor"])
@@ -47,28 +47,6 @@ class Health:
 
     ok: bool
     phase: str
-
-
-class Scrapes:
-    """Renders the metrics once for all scrapes that wait: any caller may send hundreds at a time.
-
-    Args:
-        render: returns the page, and its content type.
-    """
-
-    def __init__(self, render: Callable[[], tuple[bytes, str]]) -> None:
-        self._render = render
-        self._next: asyncio.Task[tuple[bytes, str]] | None = None
-
-    async def page(self) -> tuple[bytes, str]:
-        """What ``render`` returns, of a rendering that begins after this call."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._render_next(), name="joex metrics")
-        return await asyncio.shield(self._next)  # others may wait for it
-
-    async def _render_next(self) -> tuple[bytes, str]:
-        self._next = None
-        return self._render()
 
 
 @routes.get("/api/info/version", dependencies=[needs(*Scope)])

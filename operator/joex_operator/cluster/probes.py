@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,10 +16,13 @@ from starlette.routing import Route
 from joex.http.certificate import Certificate
 from joex.http.listening import address_of, listen
 from joex.http.server import serve
+from joex.scrapes import Scrapes
 from joex_operator.metrics import OperatorMetrics
 
 Problem = Callable[[], str | None]
 """Returns a problem in one line; None: there is none."""
+
+_Answer: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 class LastingProblem:
@@ -77,7 +81,7 @@ async def probes(
     if not address:
         yield ""
         return
-    endpoints = {"/healthz": _probe(health), "/readyz": _probe(readiness), "/metrics": lambda: _page(metrics)}
+    endpoints = {"/healthz": _probe(health), "/readyz": _probe(readiness), "/metrics": _pages(Scrapes(metrics.render))}
     app = Starlette(routes=[Route(path, _without_parameters(answer)) for path, answer in endpoints.items()])
     app.state.closing = asyncio.Event()
     with listen(address, "JOEX_OPERATOR_HTTP_ADDRESS") as listener:
@@ -89,25 +93,28 @@ async def probes(
             await asyncio.wait([serving])
 
 
-def _without_parameters(answer: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+def _without_parameters(answer: _Answer) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint that refuses query parameters: none here has any."""
 
     async def endpoint(request: Request) -> Response:
         for name in request.query_params:
             return PlainTextResponse(f"{name}: there is no such parameter: this endpoint has none\n", 400)
-        return answer()
+        return await answer()
 
     return endpoint
 
 
-def _probe(problem: Problem) -> Callable[[], Response]:
-    def answer() -> Response:
+def _probe(problem: Problem) -> _Answer:
+    async def answer() -> Response:
         wrong = problem()
         return PlainTextResponse("ok\n") if wrong is None else PlainTextResponse(f"{wrong}\n", 503)
 
     return answer
 
 
-def _page(metrics: OperatorMetrics) -> Response:
-    page, content_type = metrics.render()
-    return Response(page, headers={"Content-Type": content_type})
+def _pages(scrapes: Scrapes) -> _Answer:
+    async def answer() -> Response:
+        page, content_type = await scrapes.page()
+        return Response(page, headers={"Content-Type": content_type})
+
+    return answer
