@@ -25,7 +25,7 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from joex import Client
-from joex.console import queues, sign_in
+from joex.console import groups, queues, sign_in
 from joex.console.acts import ACTS, MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
@@ -413,7 +413,7 @@ async def test_a_user_who_has_acted_sees_an_older_snapshot_that_says_so_rather_t
 async def test_a_page_of_older_numbers_says_so_though_a_new_snapshot_came_while_it_waited_for_its_turn(
     browse: Open, client: Client, monkeypatch: Any
 ) -> None:
-    now, is_slow, read, next_of = 1000.0, True, stats.group_stats, queues._next_of
+    now, is_slow, read, next_of = 1000.0, True, stats.group_stats, groups._next_of
 
     def slowly(*given: Any, **named: Any) -> Any:
         nonlocal now
@@ -427,7 +427,7 @@ async def test_a_page_of_older_numbers_says_so_though_a_new_snapshot_came_while_
         return await next_of(*given)
 
     monkeypatch.setattr(stats, "group_stats", slowly)
-    monkeypatch.setattr(queues, "_next_of", read_meanwhile)
+    monkeypatch.setattr(groups, "_next_of", read_meanwhile)
     app = create_console(client)
     snapshots = app.state.console.snapshots
     snapshots._clock = lambda: now

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from joex.client.client import Client
-from joex.console import executors, jobs, metrics, periodic, pools, queues, session, simulate
+from joex.console import executors, groups, jobs, metrics, periodic, pools, queues, session, simulate
 from joex.console.acts import BulkActs
 from joex.console.calls import Console, Needs
 from joex.console.pace import Pace
@@ -30,8 +30,8 @@ from joex.http.turns import line_of_acts, line_of_reports
 from joex.store.errors import Locked
 
 ROUTERS = (
-    queues.routes, jobs.routes, executors.routes, pools.routes, periodic.routes, simulate.routes, session.routes,
-    metrics.routes,
+    queues.routes, groups.routes, jobs.routes, executors.routes, pools.routes, periodic.routes, simulate.routes,
+    session.routes, metrics.routes,
 )  # fmt: skip
 
 
