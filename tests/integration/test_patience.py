@@ -9,8 +9,8 @@ import pytest
 
 from joex.client import calls
 from joex.client.calls import new_name
+from joex.core.job import id_once
 from joex.errors import ConfigError, DatabaseUnavailable, GroupFull, InvalidJob
-from joex.store.jobs import id_once
 from tests.integration.test_connections import client_of
 from tests.support.apps import AnyClient
 from tests.support.proxy import At, Proxy

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -278,3 +280,18 @@ def check_text(name: str, value: str, longest: int | None = None, *, may_be_empt
         raise ValueError(f"{name}: must be valid Unicode; it has a lone surrogate") from None
     if longest is not None and size > longest:
         raise ValueError(f"{name}: at most {longest} bytes; got {size}")
+
+
+def id_once(once: UUID, queue: str, group: str) -> UUID:
+    """The id of the job that a submission with this name stores, known before it does (see sql/20_submit.sql)."""
+    row = ",".join(_field_of_row(field) for field in (str(once), "1", queue, group))
+    digest = hashlib.sha256(f"({row})".encode()).hexdigest()
+    return UUID(f"{once.hex[:12]}8{digest[:3]}8{digest[3:18]}")
+
+
+def _field_of_row(text: str) -> str:
+    """A text as a field of a row that PostgreSQL turns into text."""
+    if not text or re.search(r'[\\"(),\t-\r ]', text):
+        doubled = text.replace("\\", r"\\").replace('"', '""')
+        return f'"{doubled}"'
+    return text

@@ -25,7 +25,7 @@ from django.utils import timezone
 from joex import errors
 from joex.client.blocking import blocking
 from joex.client.calls import new_name
-from joex.core.job import NewJob, Priority, State
+from joex.core.job import NewJob, Priority, State, id_once
 from joex.django.database import database_url
 from joex.django.declared import find_task
 from joex.django.framework import (
@@ -139,7 +139,7 @@ class JoexBackend(BaseTaskBackend):
                 job_id = self._submit(job)
             else:
                 jobs.json_text("args", job.args)  # after the commit it is too late to refuse them
-                job_id = jobs.id_once(once, job.queue, job.group)
+                job_id = id_once(once, job.queue, job.group)
         except (ValueError, TypeError) as error:
             raise InvalidTask(str(error)) from error
         object.__setattr__(result, "id", str(job_id))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -190,21 +188,6 @@ async def submit(
             )
         )
     return found
-
-
-def id_once(once: UUID, queue: str, group: str) -> UUID:
-    """The id of the job that `submit` stores under this name, known before it does (see sql/20_submit.sql)."""
-    row = ",".join(_field_of_row(field) for field in (str(once), "1", queue, group))
-    digest = hashlib.sha256(f"({row})".encode()).hexdigest()
-    return UUID(f"{once.hex[:12]}8{digest[:3]}8{digest[3:18]}")
-
-
-def _field_of_row(text: str) -> str:
-    """A text as a field of a row that PostgreSQL turns into text."""
-    if not text or re.search(r'[\\"(),\t-\r ]', text):
-        doubled = text.replace("\\", r"\\").replace('"', '""')
-        return f'"{doubled}"'
-    return text
 
 
 async def submit_many(connection: Connection, jobs: Sequence[NewJob]) -> list[UUID | None]:
