@@ -104,6 +104,21 @@ async def test_a_browser_on_this_machine_needs_no_sign_in_and_all_others_do(brow
     assert (await browse("10.0.0.9").get("/healthz")).text == "ok\n"
 
 
+async def test_a_sign_in_leads_to_no_very_long_path_and_its_page_has_none(browse: Open) -> None:
+    """A link brings up to 60,000 characters, of anybody."""
+    far, long = browse("10.0.0.9"), f"/jobs?subject={'x' * 4000}"
+    assert (await far.get(long)).headers["location"] == "/sign-in?to=%2F"
+    assert "xxx" not in (await far.get("/sign-in", params={"to": long})).text
+    assert "/jobs?state=failed" in (await far.get("/sign-in", params={"to": "/jobs?state=failed"})).text
+
+
+async def test_a_call_with_two_tokens_is_refused(browse: Open) -> None:
+    """A proxy in front may have judged the other one."""
+    bearer = ("Authorization", f"Bearer {OWNERS}")
+    far = browse("10.0.0.9", token=OWNERS)
+    assert [(await far.get("/", headers=[bearer] * number)).status_code for number in (1, 2)] == [200, 403]
+
+
 async def test_a_token_becomes_a_cookie_and_ends_with_its_revocation(
     browse: Open, token: Callable[..., Any], connection: asyncpg.Connection
 ) -> None:

@@ -860,6 +860,24 @@ async def test_a_body_must_be_declared_as_json(alone, kind):
     assert "application/json" in answer.json()["detail"]
 
 
+async def test_a_header_that_comes_twice_is_refused_where_another_reader_may_go_by_the_other_one(alone):
+    """A proxy in front may have judged that one."""
+    twice = [("Authorization", "Bearer a"), ("Authorization", "Bearer b")]
+    answer = await alone.get("/api/v1/jobs", headers=twice)
+    told = {"detail": "Authorization: is given more than once: give it once"}
+    assert (answer.status_code, answer.json()) == (400, told)
+    kinds = [("Content-Type", "application/json"), ("Content-Type", "text/plain")]
+    assert (await alone.post("/api/v1/jobs", content=b'{"task": "t"}', headers=kinds)).status_code == 415
+
+
+@pytest.mark.parametrize("coding", ["gzip", "identity, br"])
+async def test_a_body_that_says_that_it_is_encoded_is_refused(alone, coding):
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+    answer = await alone.post("/api/v1/jobs", content=b'{"task": "t"}', headers=headers)
+    told = {"detail": "the body must have no Content-Encoding: send it as it is"}
+    assert (answer.status_code, answer.json()) == (415, told)
+
+
 async def test_a_body_may_say_more_of_its_kind(http):
     headers = {"Content-Type": "application/json; charset=utf-8"}
     assert (await http.post("/api/v1/jobs", content=b'{"task": "t"}', headers=headers)).status_code == 201
@@ -1294,6 +1312,25 @@ async def test_a_request_of_many_headers_is_refused_before_they_are_read(nowhere
             assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == answers, number
             writer.close()
     assert max(headers) == 100
+
+
+async def test_a_body_of_many_headers_after_its_chunks_is_refused_before_they_are_read(nowhere, executor, monkeypatch):
+    """64,000 of them held up the event loop for half a second, before the token was known."""
+    read: list[int] = []
+
+    def end(headers: Any = ()) -> h11.EndOfMessage:
+        read.append(len(headers))
+        return h11.EndOfMessage(headers=headers)
+
+    monkeypatch.setattr("h11._readers.EndOfMessage", end)
+    next_one = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        for number, answers in ((100, [b"403", b"200"]), (101, [b"400"]), (15_000, [b"400"])):
+            reader, writer = await asyncio.open_connection(*address.split(":"))
+            writer.write(CHUNKED.encode() + b"0\r\n" + b"a:\r\n" * number + b"\r\n" + next_one)
+            assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == answers, number
+            writer.close()
+    assert max(read) == 100
 
 
 async def test_the_rest_of_a_refused_body_is_not_parsed(nowhere, executor, monkeypatch):

@@ -46,6 +46,8 @@ MOST_CALLS = 200
 MOST_AT_WORK = 4
 """Of them, calls of a user who is bound that are at work at a time: pages of others find a connection to the database,
 and wait for few of these in the event loop."""
+_LONGEST_PATH = 4_000
+"""Characters, with the query: anybody may send 60,000, and the page of the sign-in has them again."""
 _PUBLIC = ("/static/", "/healthz")
 _READING = frozenset({"GET", "HEAD"})
 _HEADERS = {
@@ -100,7 +102,9 @@ class Callers:
         self._who = who
         self._tokens = tokens
 
-    async def identify(self, scope: Scope, headers: Headers) -> Caller | str | None:
+    async def identify(  # noqa: PLR0911 - one for each refusal
+        self, scope: Scope, headers: Headers
+    ) -> Caller | str | None:
         """The caller; None: it has not signed in; a text: why it is refused.
 
         Raises:
@@ -115,6 +119,8 @@ class Callers:
             if name == OWNER.name:
                 return f"{self._who.user_header}: {name!r} is the name of the caller with JOEX_API_TOKEN in the audit."
             return self._who.user(name)
+        if len(headers.getlist("authorization")) > 1:  # (a proxy in front may have judged the other one)
+            return "Authorization: is given more than once: give it once."
         if token := _token_of(scope, headers):
             scope.setdefault("state", {})[ASK_AGAIN] = partial(self.with_token, token)
             return await self.with_token(token)
@@ -222,7 +228,7 @@ class SignIn:
         if scope["method"] not in _READING:
             return self._views.error(scope, 401, "Sign in, and do this again.")
         query = scope["query_string"].decode("latin-1")
-        to = quote(f"{path}?{query}" if query else path, safe="")
+        to = quote(own_path(f"{path}?{query}" if query else path), safe="")
         return RedirectResponse(f"{scope.get('root_path', '')}{SIGN_IN}?to={to}", 303)
 
 
@@ -245,13 +251,13 @@ def _cookie_name(scope: Scope) -> str:
 
 
 def own_path(given: str) -> str:
-    """A path of the console to go to; "/" for anything else, such as another site.
+    """A path of the console to go to; "/" for anything else, such as another site, and for a very long one.
 
     >>> own_path("/jobs?state=failed"), own_path("//evil.example"), own_path("https://evil.example")
     ('/jobs?state=failed', '/', '/')
     """
     is_own = given.startswith("/") and not given.startswith("//") and "\\" not in given and given.isprintable()
-    return given if is_own else "/"
+    return given if is_own and len(given) <= _LONGEST_PATH else "/"
 
 
 def _token_of(scope: Scope, headers: Headers) -> str | None:

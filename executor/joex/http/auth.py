@@ -83,6 +83,8 @@ class AuthMiddleware:
 
     async def _identify(self, scope: Scope, headers: Headers) -> Caller | Response:
         """The caller, or the answer to one that is not served."""
+        if len(headers.getlist("authorization")) > 1:  # (a proxy in front may have judged the other one)
+            return problem(400, "Authorization: is given more than once: give it once")
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return await self._judge(scope, given.strip())
@@ -111,8 +113,10 @@ def _refuse_body(headers: Headers, largest: int) -> Response | None:
     length = headers.get("content-length", "0")
     if length == "0" and "transfer-encoding" not in headers:
         return None
-    if not _is_json(headers.get("content-type", "")):
+    if not _is_json(", ".join(headers.getlist("content-type"))):
         return problem(415, "the body must be declared as JSON: 'Content-Type: application/json'")
+    if any(one.lower() != "identity" for one in headers.getlist("content-encoding")):
+        return problem(415, "the body must have no Content-Encoding: send it as it is")
     if length.isdecimal() and int(length) > largest:
         return problem(413, _too_large(largest))
     return None

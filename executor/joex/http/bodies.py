@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext, suppress
 from functools import partial
@@ -21,7 +22,7 @@ from joex.core.json_values import Written
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
 from joex.garbage import collection_paused
 from joex.http.caller import caller_of
-from joex.http.errors import RETRY_AFTER
+from joex.http.errors import RETRY_AFTER, cut
 from joex.http.models import MOST_AT_ONCE, JobBody
 from joex.http.turns import Turns, held
 from joex.store.jobs import json_text
@@ -166,13 +167,15 @@ def parse(body: bytes, *, finite: bool = False, write: Callable[[int, Any, str],
 
     Raises:
         json.JSONDecodeError: the body is not JSON.
+        InvalidJob: an object has a name twice.
         UnicodeDecodeError: nor text.
         ValueError: a number has too many digits; or with ``finite``, one is not finite. (To find it among millions of
             parts, to say which one it is, would take seconds.)
         RecursionError: values are nested too deeply.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
-    decoder: Any = json.JSONDecoder(parse_constant=_finite, parse_float=_finite) if finite else json.JSONDecoder()
+    numbers: dict[str, Any] = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
+    decoder: Any = json.JSONDecoder(object_pairs_hook=_unique, **numbers)
     if text.startswith("[", WHITESPACE.match(text, 0).end()):
         scan = _element_scanner(decoder)
         if write is not None:
@@ -182,6 +185,14 @@ def parse(body: bytes, *, finite: bool = False, write: Callable[[int, Any, str],
         decoder.scan_once = py_make_scanner(decoder)
     with collection_paused() if len(text) > LARGE else nullcontext():
         return decoder.decode(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):  # (The last value would count; a proxy in front may have judged the first one.)
+        name = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise InvalidJob(f"{cut(name)}: is given more than once in one object: give it once")
+    return found
 
 
 def _finite(number: str) -> float:

@@ -28,7 +28,7 @@ _MEANINGS = {
     409: "The job is in a state that does not allow it.",
     413: "The body is too large.",
     429: "The group has as many waiting jobs as it may: submit again later. Nothing was stored.",
-    415: "The body is not declared as application/json.",
+    415: "The body is not declared as application/json, or has a Content-Encoding.",
     503: "The database is unreachable, or has another schema; another transaction holds what the call changes; or the "
     "executor serves too many calls: try again later.",
 }

@@ -9,6 +9,7 @@ import asyncio
 from typing import Any, cast
 
 import h11
+from h11._readers import ChunkedReader
 from starlette.types import Message, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -38,7 +39,8 @@ LEAST_CHUNK = 100
 SMALL_CHUNKS = 1000
 
 MOST_HEADERS = 100
-"""Headers of a request: thousands of empty ones take the event loop as long as thirty probes, beside all tokens."""
+"""Headers of a request, and of those after its chunks: thousands of empty ones take the event loop as long as thirty
+probes, beside all tokens."""
 
 MOST_AHEAD = 10_000
 """Bytes of further requests that are read while one is being answered, to notice when its caller hangs up."""
@@ -210,8 +212,8 @@ class _Requests(h11.Connection):
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
-            lines = self.trailing_data[0].split(b"\n", MOST_HEADERS + 2)  # the first one is of the request itself
-            if len(lines) == MOST_HEADERS + 3 and not {b"", b"\r"}.intersection(lines[1:-1]):
+            _, _, headers = self.trailing_data[0].partition(b"\n")
+            if _are_many(headers):
                 self.has_many_headers = True
                 self._process_error(self.their_role)  # what h11 does where it raises
                 raise h11.RemoteProtocolError("the request has too many headers")
@@ -228,10 +230,30 @@ class _Requests(h11.Connection):
                 raise h11.RemoteProtocolError("the chunks of the body are too small")
         return event
 
+    def _get_io_object(self, *given: Any) -> Any:
+        found = super()._get_io_object(*given)
+        return _Chunks() if isinstance(found, ChunkedReader) else found
+
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
         if self.has_many_headers and isinstance(event, h11.Response):  # (uvicorn knows one status of wrong requests)
             event = h11.Response(status_code=431, headers=event.headers, reason=b"Request Header Fields Too Large")
         return super().send_with_data_passthrough(event)
+
+
+class _Chunks(ChunkedReader):
+    """h11's reader of a body in chunks, which refuses many headers after them."""
+
+    def __call__(self, buf: Any) -> Any:
+        if self._reading_trailer and _are_many(bytes(buf)):
+            raise h11.LocalProtocolError(
+                "the body has too many headers after its chunks"
+            )  # (h11 makes it the caller's)
+        return super().__call__(buf)
+
+
+def _are_many(headers: bytes) -> bool:
+    lines = headers.split(b"\n", MOST_HEADERS + 1)
+    return len(lines) == MOST_HEADERS + 2 and not {b"", b"\r"}.intersection(lines[:-1])
 
 
 class _Transport:
