@@ -40,7 +40,7 @@ from joex.http import server, slow_callers
 from joex.http.caller import OWNER
 from joex.http.listening import listen
 from joex.http.server import serve
-from joex.http.tokens import KEPT_FOR
+from joex.http.tokens import KEPT_FOR, Tokens
 from joex.store import audit, jobs, runs, stats, tokens
 from joex.store.database import connect
 from joex.store.errors import Locked
@@ -229,6 +229,28 @@ async def test_forms_of_strangers_that_do_not_end_keep_no_connection_from_others
         for _, writer in calls:
             writer.close()
     assert "Traceback" not in caplog.text
+
+
+async def test_strangers_whose_cookies_are_being_looked_up_keep_no_probe_waiting(
+    client: Client, monkeypatch: Any
+) -> None:
+    never, asked = asyncio.Event(), asyncio.Queue[None]()
+
+    async def find(_: Tokens, __: str) -> None:
+        asked.put_nowait(None)
+        await never.wait()
+
+    monkeypatch.setattr(Tokens, "find", find)
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    async with served(create_console(client, Access(token=OWNERS))) as address, asyncio.timeout(PATIENCE):
+        strangers = [await asyncio.open_connection(*address) for _ in range(3)]
+        for _, writer in strangers:
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nCookie: __Host-joex-console=any\r\n\r\n")
+            await asked.get()
+        async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as browser:
+            assert (await browser.get("/healthz")).status_code == 200
+        for _, writer in strangers:
+            writer.close()
 
 
 @pytest.mark.parametrize(

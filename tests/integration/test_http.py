@@ -28,6 +28,7 @@ from joex.http.api import LARGEST_BODY, create_api
 from joex.http.caller import Needs
 from joex.http.listening import listen
 from joex.http.server import serve
+from joex.http.tokens import Tokens
 from joex.store import executors, pools, runs, tokens
 from tests.support.asgi import transport
 from tests.support.slow_reader import slowly_connected, unread_answers
@@ -1144,6 +1145,32 @@ async def test_any_number_of_callers_that_send_half_a_head_keeps_no_probe_waitin
         finally:
             for _, writer in calls:
                 writer.close()
+
+
+async def test_any_number_of_calls_that_wait_until_their_caller_is_known_keeps_no_probe_waiting(
+    nowhere, executor, monkeypatch
+):
+    never, asked = asyncio.Event(), asyncio.Queue[None]()
+
+    async def find(_: Tokens, __: str) -> None:
+        asked.put_nowait(None)
+        await never.wait()
+
+    monkeypatch.setattr(Tokens, "find", find)
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        calls = [await asyncio.open_connection(*address.split(":")) for _ in range(3)]
+        assert b" 200 " in await probe(*calls[0])
+        for nr in (1, 2, 0):
+            calls[nr][1].write(b"GET /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer any\r\n\r\n")
+            await asked.get()
+        probes = [await asyncio.open_connection(*address.split(":")) for _ in range(2)]
+        for one in probes:
+            assert b" 200 " in await probe(*one)
+        assert all([await ended(calls[nr][0]) for nr in (1, 2)]), "those that have waited for longest"
+        assert not calls[0][0].at_eof()
+        for _, writer in (*calls, *probes):
+            writer.close()
 
 
 async def test_probes_are_served_beside_as_many_calls_as_can_be(client, executor, monkeypatch):

@@ -208,6 +208,29 @@ async def test_a_token_that_is_revoked_while_its_body_comes_does_nothing(http_as
     assert await connection.fetchval("SELECT count(*) FROM joex.jobs") == 0
 
 
+async def test_a_call_whose_token_is_looked_up_once_more_after_its_body_counts_as_one_whose_body_is_on_the_way(
+    application, create, monkeypatch
+):
+    monkeypatch.setattr(route, "MOST_COMING", 1)
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)
+    look_up, asked, again = tokens.find, 0, asyncio.Event()
+
+    async def find(connection: Any, digest: bytes) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            await again.wait()
+        return await look_up(connection, digest)
+
+    monkeypatch.setattr(tokens, "find", find)
+    async with browse(application, await create("submit")) as http:
+        first = asyncio.create_task(http.post("/api/v1/jobs", json={"task": "t"}))
+        await eventually(lambda: asked == 2)
+        refused = await http.post("/api/v1/jobs", json={"task": "t"})
+        again.set()
+        assert (refused.status_code, (await first).status_code) == (503, 201)
+
+
 async def test_the_owners_token_has_all_scopes(owner):
     assert OWNER.scopes == set(Scope)
     for method, path in await every_operation(owner):

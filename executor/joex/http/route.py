@@ -67,9 +67,9 @@ class Route(APIRoute):
                 try:
                     with calls.coming(caller.key):
                         await whole.body()
+                        await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 except ClientDisconnect as error:
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
-                await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 with calls.served(caller, getattr(request.state, UNREAD)):
                     if caller.bounds.are_set:
                         if takes_turns:

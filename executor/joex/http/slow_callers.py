@@ -100,7 +100,10 @@ class TimedProtocol(H11Protocol):
             if self._dropped > MOST_DROPPED:
                 self._transport.finish()
             return
+        was_answering = self.conn.our_state is not h11.IDLE
         super().data_received(data)
+        if not was_answering and self.conn.our_state is not h11.IDLE:  # a head is here: half of it changes nothing
+            self.idle_since = self.loop.time()
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MOST_AHEAD:
             self.flow.resume_reading()
         self._judge()
@@ -154,14 +157,13 @@ class TimedProtocol(H11Protocol):
         return cast("_Transport", self.transport)
 
     def is_idle(self) -> bool:
-        """Whether no request is being answered: its caller has sent half of one, or has an answer to read.
+        """Whether no request of a known caller is being answered: it has sent half of one, or has an answer to read.
 
-        Until its caller is known, a call counts as half of one while its body is on the way: strangers keep no
-        connection so.
+        Until its caller is known, no call is begun, and any number of strangers may have theirs wait for the look-up
+        of a token: they keep no connection so. (A call that needs no caller is the newest: those end before it.)
         """
-        if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY) or self.flow.write_paused:
-            return True
-        return self.conn.their_state is h11.SEND_BODY and CALLER not in self.scope.get("state", {})
+        is_answering = self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY) and not self.flow.write_paused
+        return not is_answering or CALLER not in self.scope.get("state", {})
 
     def has_said_all(self) -> bool:
         """Whether the connection is closing, and no answer waits for its caller to read it."""
