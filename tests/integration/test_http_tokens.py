@@ -787,6 +787,25 @@ async def test_calls_of_a_tenant_leave_connections_and_turns_to_others_however_m
         assert {(await one).status_code for one in made} == {200}
 
 
+async def test_a_token_that_is_revoked_while_its_call_waits_for_a_connection_does_nothing(
+    create, connection, database_url, monkeypatch
+):
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    async with AsyncExitStack() as others, executor_command._client(Settings(), database_url) as client:
+        shared: Any = client.connections
+        for nr in range(connection_shares.MOST_SHARED):
+            await others.enter_async_context(shared._shares.turn_of(connection_shares.Holder(nr)))
+        api = create_api(Settings(api_token=OWNERS), client, Face(), lambda: (b"", "text/plain"))
+        async with browse(api, await create("submit", name="web")) as http:
+            submitting = asyncio.create_task(http.post("/api/v1/jobs", json={"task": "t"}))
+            await eventually(lambda: bool(shared._shares._waiting), why="it waits")
+            assert await tokens.revoke(connection, "web")
+            await others.aclose()
+            answer = await asyncio.wait_for(submitting, PATIENCE)
+    assert (answer.status_code, answer.json()["detail"]) == (401, "the token has expired, or was revoked")
+    assert await connection.fetchval("SELECT count(*) FROM joex.jobs") == 0
+
+
 @pytest.mark.parametrize("stops", [False, True], ids=["revoked", "stops"])
 async def test_workers_of_one_tenant_that_look_for_jobs_leave_connections_to_others_and_to_their_own_reports(
     application, http_as, connection, monkeypatch, stops
@@ -828,7 +847,7 @@ async def test_workers_of_one_tenant_that_look_for_jobs_leave_connections_to_oth
 
 
 async def test_a_job_whose_workers_token_can_not_be_judged_when_it_was_taken_waits_for_another(
-    http_as, client, monkeypatch
+    create, client, database_url, monkeypatch
 ):
     find, take, is_taken = tokens.find, worker_runs.accept, False
 
@@ -845,10 +864,12 @@ async def test_a_job_whose_workers_token_can_not_be_judged_when_it_was_taken_wai
 
     monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
     job_id = await client.submit("t", queue="mails")
-    async with http_as("work", queues=["mails"]) as http:
-        monkeypatch.setattr(worker_runs, "accept", note)
-        monkeypatch.setattr(tokens, "find", find_until_then)
-        assert (await http.post("/api/v1/accept", json={"type": "mails"})).status_code == 503
+    async with executor_command._client(Settings(), database_url) as sharing:
+        api = create_api(Settings(api_token=OWNERS), sharing, Face(), lambda: (b"", "text/plain"))
+        async with browse(api, await create("work", queues=["mails"])) as http:
+            monkeypatch.setattr(worker_runs, "accept", note)
+            monkeypatch.setattr(tokens, "find", find_until_then)
+            assert (await http.post("/api/v1/accept", json={"type": "mails"})).status_code == 503
     assert (is_taken, (await client.get(job_id)).state) == (True, "waiting")
 
 

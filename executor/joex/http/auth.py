@@ -17,12 +17,13 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from joex.errors import DatabaseUnavailable
-from joex.http.caller import OWNER, Caller
-from joex.http.connection_shares import Holder, holding_as
+from joex.http.caller import OWNER, Caller, refuse_if_revoked
+from joex.http.connection_shares import Holder, holding_as, judged_by
 from joex.http.errors import problem, unavailable
 from joex.http.peer import is_own_user
 from joex.http.state import ASK_AGAIN, CALLER
@@ -78,7 +79,8 @@ class AuthMiddleware:
             await refusal(scope, receive, send)
             return
         state[CALLER] = caller
-        with holding_as(Holder(caller.tenant, caller.bounds.are_set)):
+        holder, judge = Holder(caller.tenant, caller.bounds.are_set), partial(refuse_if_revoked, Request(scope))
+        with holding_as(holder), judged_by(judge):
             await self._app(scope, _limited(receive, largest), send)
 
     async def _identify(self, scope: Scope, headers: Headers) -> Caller | Response:

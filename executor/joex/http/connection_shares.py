@@ -1,10 +1,13 @@
-"""The connections to the database that calls share: a tenant leaves some to others, and each has its turn."""
+"""The connections to the database that calls share: a tenant leaves some to others, and each has its turn.
+
+A call whose turn has come is judged once more: it may have waited for half a minute, here or to be parsed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -28,6 +31,7 @@ class Holder(NamedTuple):
 
 
 _HOLDER: ContextVar[Holder | None] = ContextVar("holder", default=None)
+_JUDGE: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("judge", default=None)
 
 
 @contextmanager
@@ -38,6 +42,16 @@ def holding_as(holder: Holder | None) -> Iterator[None]:
         yield
     finally:
         _HOLDER.reset(token)
+
+
+@contextmanager
+def judged_by(judge: Callable[[], Awaitable[None]] | None) -> Iterator[None]:
+    """Who takes a connection in this block is judged when its turn has come; None: no more, to end what it began."""
+    token = _JUDGE.set(judge)
+    try:
+        yield
+    finally:
+        _JUDGE.reset(token)
 
 
 def sharing_client(pool: Any) -> Client:
@@ -110,5 +124,8 @@ class _SharedConnections(Connections):
             async with used as connection:
                 yield connection
             return
-        async with self._shares.turn_of(holder), used as connection:
-            yield connection
+        async with self._shares.turn_of(holder):
+            if (judge := _JUDGE.get()) is not None:  # (before it keeps a connection: the look-up needs one)
+                await judge()
+            async with used as connection:
+                yield connection

@@ -19,6 +19,7 @@ from joex.core.access import Scope
 from joex.core.text import cut
 from joex.core.trace_context import headers_of
 from joex.http.caller import TheCaller, needs, refuse_if_bound, refuse_if_revoked
+from joex.http.connection_shares import judged_by
 from joex.http.dependencies import Done, TheClient, TheTurn, refusals
 from joex.http.disconnect import unless_disconnected
 from joex.http.errors import problems
@@ -99,7 +100,7 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
         try:
             await refuse_if_revoked(request)  # the call may have waited
         except BaseException:  # also where the database does not answer: the worker has no job then
-            await jobs.give_back(job.type, job.id, _lock_of(job))
+            await _give_back(job, jobs)
             raise
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
@@ -183,8 +184,13 @@ async def _is_given_back(job: KeyedJob, jobs: KeyedJobs, request: Request) -> bo
     """Give a job back if its worker has hung up in the meantime."""
     if not await request.is_disconnected():
         return False
-    await jobs.give_back(job.type, job.id, _lock_of(job))
+    await _give_back(job, jobs)
     return True
+
+
+async def _give_back(job: KeyedJob, jobs: KeyedJobs) -> None:
+    with judged_by(None):  # also when its worker's token is revoked
+        await jobs.give_back(job.type, job.id, _lock_of(job))
 
 
 def _lock_of(job: KeyedJob) -> UUID:
