@@ -1392,16 +1392,21 @@ async def test_a_caller_that_sends_a_large_refused_body_gets_the_answer(nowhere,
         writer.close()
 
 
-async def test_a_body_of_many_tiny_chunks_is_refused(client, executor):
+async def test_a_body_of_many_tiny_chunks_or_of_long_extensions_is_refused(client, executor):
     body = json.dumps({"task": "t", "args": {"x": "y" * 5000}})
     head = CHUNKED.replace("Host: x", "Host: localhost").encode()
     async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
-        for size, status in ((1, b" 400 "), (100, b" 201 ")):
+        for size, extension, status in (
+            (1, "", b" 400 "),
+            (100, "", b" 201 "),
+            (100, ";x=y", b" 201 "),
+            (2000, f";{'x' * 10_000}", b" 400 "),
+        ):
             parts = [body[i : i + size] for i in range(0, len(body), size)]
-            sent = "".join(f"{len(part):x}\r\n{part}\r\n" for part in parts)
+            sent = "".join(f"{len(part):x}{extension}\r\n{part}\r\n" for part in parts)
             reader, writer = await asyncio.open_connection(*address.split(":"))
             writer.write(head + sent.encode() + b"0\r\n\r\n")
-            assert status in await reader.readline()
+            assert status in await reader.readline(), (size, extension)
             writer.close()
 
 

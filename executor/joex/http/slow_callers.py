@@ -38,6 +38,9 @@ LEAST_CHUNK = 100
 
 SMALL_CHUNKS = 1000
 
+MOST_BESIDE = 20
+"""Mean bytes of so many chunks beside their data: the size of each, and the extensions that may follow it."""
+
 MOST_HEADERS = 100
 """Headers of a request, and of those after its chunks: thousands of empty ones take the event loop as long as thirty
 probes, beside all tokens."""
@@ -206,30 +209,22 @@ class TimedProtocol(H11Protocol):
 
 
 class _Requests(h11.Connection):
-    """h11's side of a connection, which refuses many headers, a body of two lengths, and one of many tiny chunks."""
+    """h11's side of a connection, which refuses many headers, a body of two lengths, and one of tiny or odd chunks."""
 
     has_many_headers = False
-    _chunks = 0
-    _size = 0
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
-            _, _, headers = self.trailing_data[0].partition(b"\n")
-            if _are_many(headers):
+            _, _, lines = self.trailing_data[0].partition(b"\n")
+            if _are_many(lines):
                 self.has_many_headers = True
                 self._process_error(self.their_role)  # what h11 does where it raises
                 raise h11.RemoteProtocolError("the request has too many headers")
         event = super().next_event()
-        if isinstance(event, h11.Request):
-            self._chunks = self._size = 0
-            # (A proxy before Joex may go by the other length, and take a part of this body for another's request.)
-            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                raise h11.RemoteProtocolError("the body has a Content-Length and a Transfer-Encoding")
-        elif isinstance(event, h11.Data):
-            self._chunks += event.chunk_start
-            self._size += len(event.data)
-            if self._chunks > SMALL_CHUNKS + self._size / LEAST_CHUNK:
-                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        headers = {name for name, _ in event.headers} if isinstance(event, h11.Request) else ()
+        # (A proxy before Joex may go by the other length, and take a part of this body for another's request.)
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            raise h11.RemoteProtocolError("the body has a Content-Length and a Transfer-Encoding")
         return event
 
     def _get_io_object(self, *given: Any) -> Any:
@@ -243,14 +238,31 @@ class _Requests(h11.Connection):
 
 
 class _Chunks(ChunkedReader):
-    """h11's reader of a body in chunks, which refuses many headers after them."""
+    """h11's reader of a body in chunks, which refuses tiny ones, much beside their data, and many headers after them.
+
+    (h11 makes its errors the caller's.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chunks = self._size = self._beside = 0
 
     def __call__(self, buf: Any) -> Any:
         if self._reading_trailer and _are_many(bytes(buf)):
-            raise h11.LocalProtocolError(
-                "the body has too many headers after its chunks"
-            )  # (h11 makes it the caller's)
-        return super().__call__(buf)
+            raise h11.LocalProtocolError("the body has too many headers after its chunks")
+        before = len(buf)
+        event = super().__call__(buf)
+        if isinstance(event, h11.EndOfMessage):  # (or what follows the chunks)
+            return event
+        self._beside += before - len(buf)
+        if event is not None:
+            self._chunks += event.chunk_start
+            self._size += len(event.data)
+            self._beside -= len(event.data)
+        most = SMALL_CHUNKS + self._size / LEAST_CHUNK
+        if self._chunks > most or self._beside > most * MOST_BESIDE:
+            raise h11.LocalProtocolError("the chunks of the body are too small, or have much beside their data")
+        return event
 
 
 def _are_many(headers: bytes) -> bool:
