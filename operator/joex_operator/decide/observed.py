@@ -19,6 +19,7 @@ from joex_operator.decide.manifests.overlay import EXECUTOR
 from joex_operator.decide.replicas import Replica
 
 _TERMINAL = ("Succeeded", "Failed")
+_GIVEN_UP = "DeletionByPodGC"
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _LONGEST = 300
 _RESTARTS = 2  # from the second on, the kubelet waits before it restarts a container
@@ -215,7 +216,7 @@ def _was_changed(metadata: Mapping[str, Any]) -> bool:
 
 def _has_ended(body: Mapping[str, Any]) -> bool:
     status = body.get("status", {})
-    if status.get("phase") in _TERMINAL:
+    if status.get("phase") in _TERMINAL and not _is_written_off(status):
         return True
     if "deletionTimestamp" not in body["metadata"]:
         return False
@@ -223,6 +224,17 @@ def _has_ended(body: Mapping[str, Any]) -> bool:
     if not containers:  # deleted; if the scheduler had not placed it, nothing has ever run
         return not body["spec"].get("nodeName")
     return all("terminated" in one.get("state", {}) for one in containers)
+
+
+def _is_written_off(status: Mapping[str, Any]) -> bool:
+    """Whether another one than the pod's node may have set its phase, as the pod garbage collector does.
+
+    That gives up the pods of a node whose object is gone; their containers may run, and start, on a machine that is
+    only cut off. A kubelet sets the phase when it has ended all containers, and reports none as running then.
+    """
+    given_up = _conditions({"status": status}).get("DisruptionTarget", {}).get("reason") == _GIVEN_UP
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    return given_up or any("running" in one.get("state", {}) for one in containers)
 
 
 def _is_lost(status: Mapping[str, Any]) -> bool:

@@ -163,6 +163,29 @@ class TestGonePods:
         assert self.gone(pod(metadata=DELETED, containerStatuses=[container()])) == ()
         assert self.gone(pod(containerStatuses=[container()])) == ()
 
+    @pytest.mark.parametrize("state", [{"running": {}}, {"waiting": {"reason": "ContainerCreating"}}, None])
+    def test_one_that_the_cluster_has_given_up_with_its_node_may_still_run(self, state: dict[str, Any] | None) -> None:
+        containers = [] if state is None else [container(**state)]
+        given_up = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+        failed = pod(phase="Failed", containerStatuses=containers, conditions=[given_up])
+
+        assert replica_of(deployment(), failed).pods == ("pod-1",)
+        assert self.gone(failed) == ()
+
+    def test_one_with_a_container_that_runs_may_still_run_whatever_its_phase(self) -> None:
+        ended, runs = container(**ENDED), container()
+
+        assert self.gone(pod(phase="Failed", containerStatuses=[runs])) == ()
+        assert self.gone(pod(phase="Failed", containerStatuses=[ended], initContainerStatuses=[runs])) == ()
+
+    @pytest.mark.parametrize(
+        "containers", [[container(**ENDED)], [container(waiting={"reason": "PodInitializing"})], []]
+    )
+    def test_one_that_its_node_has_evicted_is_certainly_gone(self, containers: list[dict[str, Any]]) -> None:
+        evicted = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+
+        assert self.gone(pod(phase="Failed", containerStatuses=containers, conditions=[evicted])) == ("pod-1",)
+
     def test_those_of_pools_that_are_gone_too_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = 1000.0
         monkeypatch.setattr(cache_module, "time", SimpleNamespace(monotonic=lambda: now))
