@@ -78,6 +78,40 @@ async def test_the_many_pools_of_a_database_share_the_rescue_of_an_observation(d
     assert rescues == [[], [], first, second, [], []]
 
 
+async def test_a_database_in_which_a_rescue_always_finds_somebody_holds_up_no_reconcile(connection, database_url):
+    """Whoever owns the database may replace its functions."""
+    arguments = await connection.fetchval(
+        "SELECT pg_get_function_arguments(p.oid) FROM pg_proc p WHERE p.oid = 'joex_private.rescue'::regproc"
+    )
+    await connection.execute(f"""
+        CREATE OR REPLACE FUNCTION joex_private.rescue({arguments})
+        RETURNS TABLE (executor integer, app_id text, jobs bigint) LANGUAGE sql AS $$ SELECT 1, 'x'::text, 0::bigint $$
+    """)
+    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
+    database = Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler)
+    try:
+        async with asyncio.timeout(PATIENCE), database.connection() as used:
+            await database.rescue(used, 3)
+    finally:
+        await database.close()
+
+
+async def test_a_database_that_answers_each_statement_late_is_used_for_a_limited_time(database_url):
+    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
+    database = Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler)
+
+    async def ask_on_and_on():
+        async with asyncio.timeout(PATIENCE), database.connection(within=0.2) as connection:
+            while True:
+                await connection.execute("SELECT pg_sleep(0.05)")
+
+    try:
+        with pytest.raises(DatabaseUnavailable, match="no answer in time"):
+            await ask_on_and_on()
+    finally:
+        await database.close()
+
+
 @pytest.mark.parametrize(("name", "error"), [("postgres", SchemaError), ("there_is_no_such_database", ConfigError)])
 async def test_the_many_pools_of_a_database_that_can_not_be_used_share_a_try(postgres, monkeypatch, name, error):
     """Each try connects, one after the other: a thousand pools would do little else."""

@@ -6,6 +6,7 @@ notification, or time has passed. An object that can't be reconciled never stops
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ _log = logging.getLogger("joex.operator")
 
 _WORKERS = 64
 _FIRST_RETRY, _LAST_RETRY = timedelta(seconds=0.5), timedelta(minutes=1)
+_WITHIN = 240.0
+"""Seconds for a reconcile. An operator with one that lasts longer than 300 asks for its restart, which stops all."""
 _SOON = 0.02
 """Seconds within which several changes of a pool are merged into one reconcile."""
 
@@ -153,7 +156,7 @@ class Controller:
 
     @property
     def longest_reconcile(self) -> float:
-        """Seconds since the oldest reconcile under way began. Each step of a reconcile has a time limit."""
+        """Seconds since the oldest reconcile under way began. Each reconcile has a time limit."""
         return time.monotonic() - min(self._under_way.values(), default=time.monotonic())
 
     async def run(self) -> None:
@@ -191,7 +194,7 @@ class Controller:
         began, ok = time.monotonic(), True
         self._under_way[key] = began
         try:
-            after = await (self._reconcile_periodic_tasks(key) if key.kind == PERIODIC else self._reconcile_pool(key))
+            after = await self._reconcile_in_time(key)
             self._failures.pop(key, None)
         except Exception as error:  # noqa: BLE001 - no error of one object stops the others
             ok, after = False, self._failed(key, error)
@@ -203,6 +206,18 @@ class Controller:
                 self._forget_pool(key)
         if after is not None:
             self._queue.add(key, after)
+
+    async def _reconcile_in_time(self, key: Key) -> float | None:
+        limit = asyncio.timeout(_WITHIN)
+        try:
+            async with limit:
+                return await (
+                    self._reconcile_periodic_tasks(key) if key.kind == PERIODIC else self._reconcile_pool(key)
+                )
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise FleetError(f"not done within {_WITHIN:.0f} s: a database or the API server is slow") from error
 
     async def _reconcile_pool(self, key: Key) -> float | None:
         manifest = self._objects.get(key)

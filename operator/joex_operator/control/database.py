@@ -42,6 +42,10 @@ _LISTEN_AGAIN_IN = 1.0
 _ASK_EVERY = 2.0
 _CONNECT_WITHIN = 10.0
 _TRY_AGAIN_IN = 1.0
+_USED_FOR = 30.0
+"""Seconds: each statement has a limit of its own, but whoever owns a database may have many of them answer late."""
+_RESCUES = 100
+"""The rounds of a rescue, each of up to 200 executors. The next one does the rest, or finds another one, for ever."""
 
 OnNotification = Callable[[str, str], None]
 """Called with the content of a notification: ``queue`` and its name, or ``executor`` and its app-id;
@@ -94,8 +98,8 @@ class Database:
             self._pool.terminate()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """A connection to the database, which has this version's schema.
+    async def connection(self, *, within: float = _USED_FOR) -> AsyncIterator[Connection]:
+        """A connection to the database, which has this version's schema, for so many seconds at most.
 
         Raises:
             JoexError: `database_problem` turns it into the reason and the message of a condition.
@@ -103,7 +107,7 @@ class Database:
         self._fail_fast()
         before, is_lent = self._outage, False
         try:
-            async with borrowed(await self._prepared(before)) as connection:
+            async with borrowed(await self._prepared(before)) as connection, asyncio.timeout(within):
                 self._fail_with_others(before)
                 is_lent = True
                 yield connection
@@ -127,8 +131,9 @@ class Database:
         if marks and marks == self._rescued_by:
             return
         self._rescued_by = marks
-        while await executors.rescue(connection, marks, most_losses):
-            pass
+        for _ in range(_RESCUES):
+            if not await executors.rescue(connection, marks, most_losses):
+                return
 
     async def run_times(self, connection: Connection) -> RunTimes:
         """How long runs take, for pools with a target, with the latest runs."""

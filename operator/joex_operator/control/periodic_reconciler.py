@@ -37,7 +37,9 @@ from joex_operator.decide.status import periodic_status, with_conditions
 
 _One = TypeVar("_One")
 
-_PAGE = 1000
+_PAGE, _MOST_PAGES = 1000, 100
+_USED_FOR = 100.0
+"""Seconds for which the rows of a database are synced: ten thousand new ones take some twenty, and stay if it ends."""
 _STATUSES_AT_ONCE = 10
 """An API server may take a second for each."""
 _LOCKED = DatabaseProblem("Locked", "an open transaction holds its row in the database: the operator tries again")
@@ -135,7 +137,7 @@ class PeriodicReconciler:
         """Remove what is left in one database; returns the rows that a transaction holds."""
         held: set[Left] = set()
         with suppress(JoexError, OSError):
-            async with self._databases.get(url).connection() as connection:
+            async with self._databases.get(url).connection(within=_USED_FOR) as connection:
                 found = await _rows(connection, {one.owner for one in left})
                 for row in chain.from_iterable(found.values()):
                     one = Left(row.owner, url, row.name, row.created_at)
@@ -150,7 +152,7 @@ class PeriodicReconciler:
         """Sync the rows of one database; returns the rows. ``owned``: the desired ones of each owner."""
         database = self._databases.get(url)
         try:
-            async with database.connection() as connection:
+            async with database.connection(within=_USED_FOR) as connection:
                 found = await _rows(connection, owned)
                 kept = {(row.owner, row.name, row.created_at) for row in chain.from_iterable(found.values())}
                 left -= {one for one in left if (one.owner, one.row, one.made_at) in kept}
@@ -241,10 +243,11 @@ async def _rows(connection: Connection, owners: Collection[str]) -> dict[str, li
     """The rows of each of these owners. Reads them together: a namespace may have a thousand pools."""
     found: dict[str, list[PeriodicTask]] = {one: [] for one in owners}
     after: str | None = None
-    while page := await store.list_tasks(connection, owners=list(owners), after=after, most=_PAGE):
+    for _ in range(_MOST_PAGES):
+        page = await store.list_tasks(connection, owners=list(owners), after=after, most=_PAGE)
         for row in page:
             found[row.owner].append(row)
-        after = page[-1].key
         if len(page) < _PAGE:
-            break
-    return found
+            return found
+        after = page[-1].key
+    raise JoexError(f"the pools of the namespace have more than {_PAGE * _MOST_PAGES} periodic tasks in the database")

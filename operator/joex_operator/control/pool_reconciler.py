@@ -90,7 +90,7 @@ class PoolReconciler:
         """
         try:
             return await self._reconcile(ref, pool, url)
-        except Exception:
+        except (Exception, asyncio.CancelledError):  # (the controller cancels one that takes too long)
             self._observer.failed(pool)
             raise
 

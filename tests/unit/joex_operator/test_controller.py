@@ -2,10 +2,12 @@
 
 import asyncio
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from joex.errors import JoexError
 from joex_operator.api.names import API_VERSION
 from joex_operator.api.objects import SpecError, reference
 from joex_operator.control import periodic_reconciler
@@ -125,6 +127,33 @@ async def test_a_namespace_with_many_pools_that_get_no_answer_holds_up_no_other(
     assert await asked(controller) == "served"
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_a_reconcile_that_does_not_end_fails_and_asks_for_no_restart(monkeypatch, caplog):
+    """An operator that restarts for it stops the pools of all."""
+    monkeypatch.setattr("joex_operator.control.controller._WITHIN", 0.05)
+    controller = Controller(Silent(), worker="the operator")
+    running = asyncio.create_task(controller.run())
+    controller.put(manifest("silent"))
+    await eventually(lambda: "silent: not done within" in caplog.text, why="it has failed")
+    await eventually(lambda: not controller._under_way, why="none is under way")
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_pages_of_periodic_tasks_without_an_end_are_an_error(monkeypatch):
+    """Whoever owns a database may have its view repeat a page."""
+    page = [SimpleNamespace(owner="a", key="k")] * 1000
+
+    async def list_tasks(*_, **__):
+        await asyncio.sleep(0)
+        return page
+
+    monkeypatch.setattr(periodic_reconciler.store, "list_tasks", list_tasks)
+    connection: Any = None
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(JoexError, match="more than 100000 periodic tasks"):
+            await periodic_reconciler._rows(connection, {"a"})
 
 
 @pytest.mark.parametrize("step", ["desired_row", "condition"])
