@@ -47,7 +47,7 @@ class Secrets:
         except NotFound as error:
             raise UrlUnknown("SecretMissing", f"{field} does not exist in namespace {pool.namespace!r}") from error
         except ApiError as error:
-            raise UrlUnknown("SecretUnreadable", f"{field}: {error}") from error
+            raise UrlUnknown("SecretUnreadable", f"{field}: {error}", is_unread=True) from error
         if ref.secret_key not in data:
             self._forget(pool)
             raise UrlUnknown("SecretKeyMissing", f"{field} has no key {ref.secret_key!r}")

@@ -86,8 +86,12 @@ class Fleet(Protocol):
 
 
 class UrlUnknown(Exception):
-    """The URL of a pool's database is not known; ``problem`` says why, and its message what to do."""
+    """The URL of a pool's database is not known; ``problem`` says why, and its message what to do.
 
-    def __init__(self, reason: str, message: str, *, is_refusal: bool = False) -> None:
+    ``is_unread``: the place of the URL could not be read, so that a URL from there may be right as before.
+    """
+
+    def __init__(self, reason: str, message: str, *, is_refusal: bool = False, is_unread: bool = False) -> None:
         super().__init__(message)
+        self.is_unread = is_unread
         self.problem = DatabaseProblem(reason, message, is_refusal=is_refusal)

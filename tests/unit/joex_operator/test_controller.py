@@ -109,6 +109,48 @@ async def test_a_pool_that_is_deleted_while_its_missing_secret_is_read_for_perio
     assert not controller._unknown
 
 
+class WithoutSecret(Broken):
+    """A fleet whose pools have a URL until there is a reason why they have none."""
+
+    URL = "postgresql://nobody@127.0.0.1:1/none"
+    reason: UrlUnknown | None = None
+
+    async def database_url(self, *_):
+        if self.reason is not None:
+            raise self.reason
+        return self.URL
+
+
+@pytest.mark.parametrize(
+    ("reason", "stays"),
+    [
+        (UrlUnknown("SecretNotAllowed", "it has no label", is_refusal=True), False),
+        (UrlUnknown("SecretMissing", "it is gone"), False),
+        (UrlUnknown("SecretUnreadable", "the API server is away", is_unread=True), True),
+    ],
+)
+async def test_nobody_logs_in_any_more_by_the_url_of_a_secret_that_is_not_for_pools_any_more(reason, stays):
+    fleet = WithoutSecret()
+    controller = Controller(fleet, worker="the operator", poll=0.02)
+    running = asyncio.create_task(controller.run())
+    controller.put(manifest("one"))
+    await asked(controller)
+    controller.databases.get(fleet.URL)
+    fleet.reason = reason
+    controller.enqueue("prod", "one")
+    await eventually(lambda: controller._unknown, why="the pool has no URL")
+    if not stays:
+        await eventually(lambda: not controller.databases.opened(), why="its database is closed")
+    await controller._reconcile_periodic_tasks(Key(PERIODIC, "prod"))
+    assert (fleet.URL in controller.databases.opened()) == stays
+    fleet.reason = None
+    controller.enqueue("prod", "one")
+    await eventually(lambda: not controller._unknown, why="the pool has a URL again")
+    assert list(controller._urls.values()) == [fleet.URL]
+    running.cancel()
+    await asyncio.wait({running})
+
+
 class Silent(Broken):
     """A fleet on which nothing of the namespace ``prod`` ever gets an answer."""
 
@@ -149,7 +191,7 @@ async def test_pages_of_periodic_tasks_without_an_end_are_an_error(monkeypatch):
         await asyncio.sleep(0)
         return page
 
-    monkeypatch.setattr(periodic_reconciler.store, "list_tasks", list_tasks)
+    monkeypatch.setattr("joex.store.periodic.list_tasks", list_tasks)
     connection: Any = None
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(JoexError, match="more than 100000 periodic tasks"):
