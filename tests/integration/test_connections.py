@@ -12,7 +12,6 @@ from datetime import timedelta
 
 import asyncpg
 import pytest
-import uvloop
 
 import joex
 from joex import Client
@@ -301,15 +300,9 @@ NAME = "database.test"
 
 @pytest.fixture
 def resolver(monkeypatch):
-    """The addresses of names; each loop asks this resolver."""
+    """The addresses of names."""
     addresses = {NAME: ["127.0.0.2", "127.0.0.1"]}
-
-    async def getaddrinfo(_loop, host, port, **_options):
-        name = host.decode() if isinstance(host, bytes) else host
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port or 0)) for one in addresses.get(name, [name])]
-
-    for loop in (asyncio.BaseEventLoop, uvloop.Loop):
-        monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("joex.store.name_lookups.resolve", lambda name: addresses.get(name, [name]))
     monkeypatch.setattr("joex.store.connector.CONNECT_WITHIN", 4.0)
     monkeypatch.setattr("joex.store.connector._latest", {})
     return addresses
@@ -344,6 +337,15 @@ async def test_of_several_addresses_of_a_host_one_may_be_dead(postgres, database
         async with client_of(url) as client, executor_inside(app, url, lease=LONG):
             job = await client.wait(await client.submit("a"), timeout=PATIENCE)
             assert job.state == "success"
+
+
+async def test_a_host_after_the_question_mark_is_looked_up_as_any_other(postgres, database_name, resolver):
+    """asyncpg alone reads it there, and would look it up in the few threads of asyncio."""
+    url = f"postgresql://postgres@/{database_name}?host={NAME}&port={postgres.port}"
+    with dead_address(postgres.port, "refuses"):
+        connection = await connect(url)
+    assert await connection.fetchval("SELECT 1") == 1
+    await connection.close()
 
 
 async def test_of_several_addresses_the_next_is_tried_where_the_first_starts_up(postgres, database_name, resolver):

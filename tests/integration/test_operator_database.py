@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import threading
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,10 +14,14 @@ from joex.core.lease import Mark
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, SchemaError
 from joex.store import executors
 from joex.store.database import connect, create_pool
+from joex_operator.control.controller import Controller
 from joex_operator.control.database import Database, database_problem
 from joex_operator.control.periodic_scheduler import SchedulerService
+from joex_operator.control.queue_metrics import refresh_queue_metrics
+from joex_operator.local.fleet import ProcessFleet
 from joex_operator.metrics import OperatorMetrics
 from tests.support.waiting import PATIENCE, eventually
+from tests.unit.joex_operator.builders import manifest
 
 
 @pytest.fixture(params=["scheduler", "database"])
@@ -207,3 +213,60 @@ async def test_an_outage_is_over_when_the_database_answers_with_an_error(databas
             assert await connection.fetchval("SELECT 1") == 1
     finally:
         await database.close()
+
+
+class Named(ProcessFleet):
+    """A fleet whose pools have their databases on hosts of their names."""
+
+    def __init__(self, port):
+        nothing: Any = None  # no executor is started, and no Event recorded
+        super().__init__({}, "postgresql:///x", log_format="json", output=nothing, changed=lambda *_: None)
+        self._port = port
+
+    async def database_url(self, pool):
+        return f"postgresql://joex@{pool.name}:{self._port}/shop"
+
+    async def record_events(self, *_):
+        pass
+
+
+async def test_hosts_whose_names_no_server_resolves_hold_up_no_database_of_another_namespace(monkeypatch):
+    """They hold up its listener, its pool and its statistics as little as each other."""
+    answers, reached = threading.Event(), asyncio.Event()
+
+    def resolve(name):
+        if name.startswith("bad"):
+            answers.wait()
+        return ["127.0.0.1"]
+
+    async def serve(_reader, writer):
+        reached.set()
+        writer.close()
+
+    monkeypatch.setattr("joex.store.name_lookups.resolve", resolve)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    controller = Controller(Named(port), worker="the operator")
+    metrics = controller.metrics
+    running = [
+        asyncio.create_task(controller.run()),
+        asyncio.create_task(refresh_queue_metrics(controller.databases, metrics.databases, 0.05)),
+    ]
+    try:
+        for number in range(5):
+            controller.put(manifest(f"bad-{number}", {"namespace": "broken"}))
+        await eventually(lambda: len(controller.databases.opened()) == 5)
+        controller.put(manifest("good"))
+        async with asyncio.timeout(PATIENCE):
+            await reached.wait()
+        await eventually(lambda: f'reachable{{database="good:{port}/shop"}}' in _page(metrics))
+    finally:
+        answers.set()
+        for one in running:
+            one.cancel()
+        await asyncio.wait(running)
+        server.close()
+
+
+def _page(metrics):
+    return metrics.render()[0].decode()

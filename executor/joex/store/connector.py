@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from joex.core.url import (
 from joex.errors import ConfigError
 from joex.store.connection import CONNECT_WITHIN, Host, OwnConnection, PooledConnection, Towards
 from joex.store.errors import READ_ONLY, reason
+from joex.store.name_lookups import LOOKUPS
 
 _PORT = 5432
 _WRONG_PARAMETER = (
@@ -172,15 +173,15 @@ class Connector:
         """A connection to a host, at one of its addresses."""
         if host is None or host.is_socket or host.address:
             return await self._connected_at(host, until)
-        found = await asyncio.get_running_loop().getaddrinfo(host.name, None, type=socket.SOCK_STREAM)
-        addresses = dict.fromkeys(str(address[0]) for *_, address in found)
+        addresses = await LOOKUPS.addresses(host.name)
         try:
             return await _first(host, [replace(host, address=one) for one in addresses], self._connected_at, until)
         except _NoneAnswers as none:
             raise none.latest from None
 
     async def _connected_at(self, host: Host | None, _until: float) -> OwnConnection:
-        loop = asyncio.get_running_loop()
+        loop: Any = asyncio.get_running_loop()
+        loop = Towards(loop, host.address) if host and host.address else _Resolving(loop)
         where: dict[str, Any] = {"host": host.name, "port": host.port} if host else {}
         if self._server is not None:
             where["target_session_attrs"] = self._server
@@ -188,7 +189,7 @@ class Connector:
             made: Any = await asyncpg.connect(
                 self._url,
                 **where,
-                loop=Towards(loop, host.address) if host and host.address else loop,  # type: ignore[arg-type]
+                loop=loop,
                 server_settings={"application_name": self._name},
                 command_timeout=self._within,
                 statement_cache_size=0 if self._is_pooled else 100,
@@ -222,6 +223,27 @@ def _parameter_error(error: Exception) -> ConfigError:
         f"database URL: there is no parameter {name[1] if name else str(error)!r}; after the ? come sslmode, "
         "target_session_attrs and the like, or settings of the server"
     )
+
+
+class _Resolving:
+    """An event loop that looks names up in our threads: asyncpg alone reads a host that comes after the question mark.
+
+    As with `Towards`, this is the loop of later connections too.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(self, protocol: Any, host: str, port: int, **options: Any) -> Any:
+        """As the loop's."""
+        *others, last = await LOOKUPS.addresses(host)
+        for address in others:
+            with suppress(OSError):
+                return await Towards(self._loop, address).create_connection(protocol, host, port, **options)
+        return await Towards(self._loop, last).create_connection(protocol, host, port, **options)
 
 
 class _NoneAnswers(Exception):

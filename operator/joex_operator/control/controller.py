@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from joex.core.backoff import retry_delay
 from joex.errors import JoexError
+from joex.store.name_lookups import OWNER
 from joex_operator.api.names import pools_named, replica_of
 from joex_operator.api.objects import Pool, SpecError, parse_pool, reference
 from joex_operator.control.database import Databases
@@ -193,6 +194,7 @@ class Controller:
     async def _reconcile(self, key: Key) -> None:
         began, ok = time.monotonic(), True
         self._under_way[key] = began
+        OWNER.set(key.namespace)
         try:
             after = await self._reconcile_in_time(key)
             self._failures.pop(key, None)

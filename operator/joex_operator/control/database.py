@@ -23,6 +23,7 @@ from joex.store import executors, periodic, pools
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import NO_MESSAGE
 from joex.store.migrate import check_schema, migrate
+from joex.store.name_lookups import OWNER
 from joex.trouble import Trouble
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.control.trouble_lines import trouble_lines
@@ -69,6 +70,8 @@ class Database:
     ) -> None:
         self.name = database_name(url)
         self.url = url
+        self.owner = OWNER.get()
+        """Whose look-ups of names are those of this database: a namespace that has a pool of it."""
         self._on_notification = on_notification
         self._migrate = migrate
         self._start_scheduler = start_scheduler

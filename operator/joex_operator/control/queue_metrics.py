@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from joex.errors import JoexError
 from joex.store import stats
 from joex.store.database import must_take_writes
+from joex.store.name_lookups import OWNER
 from joex.trouble import Trouble
 from joex_operator.control.database import Database, Databases
 from joex_operator.control.trouble_lines import trouble_lines
@@ -65,6 +66,7 @@ def _give_up(readers: _Readers, url: str) -> None:
 async def _query_at_intervals(
     query: _Query, readers: _Readers, database: Database, metrics: DatabaseMetrics, every: float
 ) -> None:
+    OWNER.set(database.owner)
     what = "counting the jobs" if query is _count else "asking how the slots are shared"
     trouble = Trouble("statistics", trouble_lines(f"{what} in {database.name}"))
     while True:

@@ -1,8 +1,8 @@
-"""``joex`` in the containers of the local cluster: the program itself, on loops that resolve the services' names.
+"""``joex`` in the containers of the local cluster: the program itself, which resolves the services' names.
 
 There is no DNS, and the kubelet replaces names of services by addresses only when it starts a container. But the
 operator reads the URLs of databases in secrets, through the API. In a pod of a real cluster the resolver would find the
-names; here the loop does, from ``JOEX_TEST_HOSTS``, a file like ``/etc/hosts`` that `service_proxy.py` writes. Other
+names; here they are found in ``JOEX_TEST_HOSTS``, a file like ``/etc/hosts`` that `service_proxy.py` writes. Other
 names go the usual way. It runs by its path, since a container's PYTHONPATH need not have the tests; `local.py` puts it
 on the PATH.
 """
@@ -10,19 +10,16 @@ on the PATH.
 import os
 import sys
 from pathlib import Path
-from typing import Any
-
-import uvloop
 
 from joex.cli import main
+from joex.store import name_lookups
+
+_resolve = name_lookups.resolve
 
 
-class Loop(uvloop.Loop):
-    """The loop of Joex, which also resolves the names of services."""
-
-    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        """Resolve the names of services from the file, all others as usual."""
-        return await super().getaddrinfo(_addresses().get(host, host), port, **options)
+def resolve(name: str) -> list[str]:
+    """Resolve the names of services from the file, all others as usual."""
+    return _resolve(_addresses().get(name, name))
 
 
 def _addresses() -> dict[str, str]:
@@ -31,6 +28,6 @@ def _addresses() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    uvloop.new_event_loop = Loop
+    name_lookups.resolve = resolve
     sys.argv[0] = "joex"
     main()

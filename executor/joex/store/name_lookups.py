@@ -1,0 +1,133 @@
+"""Looks up the names of hosts, in threads of its own: the system's look-up can't be ended, and may take a minute.
+
+asyncio would use threads that it has few of, for all else too. An operator looks up names that others have written: of
+each owner, a namespace, some at a time, and the next one is of an owner that has fewest under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections import Counter, OrderedDict
+from contextlib import suppress
+from contextvars import ContextVar
+
+_MOST, _MOST_OF_ONE = 100, 2
+"""Look-ups at a time: in all, and of one owner. Each has a thread."""
+_SLOW = 1.0
+"""Seconds: a name whose latest look-up took longer comes after the others of its owner."""
+_SLOW_NAMES = 10_000
+
+OWNER: ContextVar[str] = ContextVar("owner", default="")
+"""Whose look-ups are those of this task, and of the tasks that it starts."""
+
+_Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[list[str]]"]
+
+
+def resolve(name: str) -> list[str]:
+    """The addresses of a host.
+
+    Raises:
+        OSError: the system finds none.
+    """
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except ValueError as error:  # such as a part of more than 63 characters
+        raise socket.gaierror(socket.EAI_NONAME, "this can't be the name of a host") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class NameLookups:
+    """Look-ups for any number of event loops. Who asks for a name that is being looked up waits for that look-up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._asking: dict[tuple[str, str], list[_Waiting]] = {}
+        self._names: dict[str, OrderedDict[str, None]] = {}
+        self._under_way: Counter[str] = Counter()
+        self._turns: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(_MOST_OF_ONE)]
+        """The owners whose next name may be looked up, by how many they have under way."""
+        self._slow: set[str] = set()
+
+    async def addresses(self, name: str) -> list[str]:
+        """The addresses of a host.
+
+        Raises:
+            OSError: the system finds none.
+        """
+        loop, owner = asyncio.get_running_loop(), OWNER.get()
+        found: asyncio.Future[list[str]] = loop.create_future()
+        with self._lock:
+            asking = self._asking.setdefault((owner, name), [])
+            asking.append((loop, found))
+            if len(asking) == 1:
+                names = self._names.setdefault(owner, OrderedDict())
+                names[name] = None
+                names.move_to_end(name, last=name in self._slow)
+                self._give_turn(owner)
+            if self._threads < _MOST and any(self._turns):
+                threading.Thread(target=self._look_up, name="joex look-up", daemon=True).start()
+                self._threads += 1
+        return await found
+
+    def _give_turn(self, owner: str) -> None:
+        """Put an owner where its number of look-ups puts it: behind the others with as many."""
+        for turns in self._turns:
+            turns.pop(owner, None)
+        under_way = self._under_way[owner]
+        if not under_way:
+            del self._under_way[owner]
+        if owner in self._names and under_way < _MOST_OF_ONE:
+            self._turns[under_way][owner] = None
+
+    def _look_up(self) -> None:
+        while (turn := self._next()) is not None:
+            began = time.monotonic()
+            try:
+                found: list[str] | OSError = resolve(turn[1])
+            except OSError as error:
+                found = error
+            for loop, waiting in self._ended(*turn, is_slow=time.monotonic() - began > _SLOW):
+                with suppress(RuntimeError):  # its loop has ended
+                    loop.call_soon_threadsafe(_tell, waiting, found)
+
+    def _next(self) -> tuple[str, str] | None:
+        """The owner and the name that are next; None: there is none, and the thread ends."""
+        with self._lock:
+            turns = next(filter(None, self._turns), None)
+            if turns is None:
+                self._threads -= 1
+                return None
+            owner, _ = turns.popitem(last=False)
+            name, _ = self._names[owner].popitem(last=False)
+            if not self._names[owner]:
+                del self._names[owner]
+            self._under_way[owner] += 1
+            self._give_turn(owner)
+            return owner, name
+
+    def _ended(self, owner: str, name: str, *, is_slow: bool) -> list[_Waiting]:
+        """Note the end of a look-up; returns who waits for it."""
+        with self._lock:
+            if len(self._slow) >= _SLOW_NAMES:
+                self._slow.clear()
+            (self._slow.add if is_slow else self._slow.discard)(name)
+            self._under_way[owner] -= 1
+            self._give_turn(owner)
+            return self._asking.pop((owner, name))
+
+
+def _tell(waiting: asyncio.Future[list[str]], found: list[str] | OSError) -> None:
+    if waiting.done():  # it waits no more
+        return
+    if isinstance(found, OSError):
+        waiting.set_exception(found)
+    else:
+        waiting.set_result(found)
+
+
+LOOKUPS = NameLookups()
+"""Those of this process."""

@@ -1,0 +1,123 @@
+"""Look-ups of names: one that is never answered holds up nobody but its owner."""
+
+import asyncio
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from joex.store import name_lookups
+from joex.store.name_lookups import OWNER, NameLookups, resolve
+from tests.support.waiting import PATIENCE
+
+
+class Resolver:
+    """The system's, which answers for a name that begins with "held" when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: queue.Queue[str] = queue.Queue()
+        self.answers: dict[str, threading.Event] = {}
+        self.is_over = False
+
+    def resolve(self, name: str) -> list[str]:
+        answers = self.answers.setdefault(name, threading.Event())
+        self.asked.put(name)
+        if name.startswith("held") and not self.is_over:
+            answers.wait()
+        if name == "unknown":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return [f"address of {name}"]
+
+    def next(self) -> str:
+        return self.asked.get(timeout=PATIENCE)
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    resolver = Resolver()
+    monkeypatch.setattr(name_lookups, "resolve", resolver.resolve)
+    yield resolver
+    resolver.is_over = True
+    while looking_up := [one for one in threading.enumerate() if one.name == "joex look-up"]:
+        for answers in list(resolver.answers.values()):
+            answers.set()
+        looking_up[0].join(0.01)
+
+
+@pytest.fixture
+def ask(resolver: Resolver) -> Callable[[str, str], "asyncio.Task[list[str]]"]:
+    """Looks a name up for an owner."""
+    lookups = NameLookups()
+
+    async def asked(owner: str, name: str) -> list[str]:
+        OWNER.set(owner)
+        async with asyncio.timeout(PATIENCE):
+            return await lookups.addresses(name)
+
+    return lambda owner, name: asyncio.create_task(asked(owner, name))
+
+
+async def test_names_that_are_never_answered_hold_up_their_owner_alone(resolver, ask):
+    held = [ask("a", f"held {number}") for number in range(5)]
+    await asyncio.sleep(0)
+    assert {resolver.next(), resolver.next()} < {f"held {number}" for number in range(5)}
+    own = ask("a", "own")
+    assert await ask("b", "other") == ["address of other"]
+    assert not any(one.done() for one in [*held, own])
+    assert resolver.next() == "other"
+    next(iter(resolver.answers.values())).set()
+    assert await own == ["address of own"]
+
+
+async def test_the_next_thread_is_for_an_owner_with_fewest_lookups(resolver, ask, monkeypatch):
+    monkeypatch.setattr(name_lookups, "_MOST", 2)
+    for name in ("held 1", "held 2", "held 3", "held 4"):
+        ask("a", name)
+    first = [await asyncio.to_thread(resolver.next) for _ in range(2)]
+    ask("b", "held of b")
+    await asyncio.sleep(0)
+    resolver.answers[first[0]].set()
+    assert await asyncio.to_thread(resolver.next) == "held of b"
+
+
+async def test_a_name_that_was_slow_comes_after_the_others_of_its_owner(resolver, ask, monkeypatch):
+    monkeypatch.setattr(name_lookups, "_SLOW", -1.0)
+    await ask("a", "slow")
+    monkeypatch.setattr(name_lookups, "_MOST", 1)
+    ask("a", "held")
+    assert [await asyncio.to_thread(resolver.next) for _ in range(2)] == ["slow", "held"]
+    both = [ask("a", "slow"), ask("a", "new")]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(name_lookups, "_SLOW", PATIENCE)
+    resolver.answers["held"].set()
+    await asyncio.gather(*both)
+    assert [resolver.next() for _ in range(2)] == ["new", "slow"]
+
+
+async def test_who_asks_for_the_same_name_waits_for_the_same_lookup(resolver, ask):
+    first, gone, second = ask("a", "held"), ask("a", "held"), ask("a", "held")
+    assert await asyncio.to_thread(resolver.next) == "held"
+    gone.cancel()
+    await asyncio.sleep(0)
+    resolver.answers["held"].set()
+    assert [await first, await second] == [["address of held"]] * 2
+    assert resolver.asked.empty()
+
+
+async def test_a_name_that_is_not_known_is_told_and_asked_for_again(resolver, ask):
+    for _ in range(2):
+        with pytest.raises(socket.gaierror, match="unknown"):
+            await ask("a", "unknown")
+    assert await ask("a", "known") == ["address of known"]
+
+
+@pytest.mark.parametrize("name", ["x" * 64 + ".test", "a..b", "a\0b"])
+def test_what_can_not_be_a_name_is_an_error_of_the_system(name):
+    with pytest.raises(OSError, match=r"[Nn]ame"):
+        resolve(name)
+
+
+def test_an_address_is_its_own():
+    assert resolve("127.0.0.1") == ["127.0.0.1"]
