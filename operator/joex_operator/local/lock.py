@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from joex.errors import ConfigError, JoexError
@@ -21,14 +22,13 @@ def only_one(name: str, what: str) -> Iterator[None]:
         what: describes this process to another one that wants the lock.
 
     Raises:
+        ConfigError: the file of the lock can't be used; the message names it.
         JoexError: another process holds the lock; the message says which.
     """
-    path = _folder() / f"up-{name}.lock"
-    with path.open("a+", encoding="utf-8") as file:
+    with os.fdopen(_open(f"up-{name}.lock"), "r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
             holder = file.read().strip()
             raise JoexError(f"joex up already runs under the name {name!r}: {holder}; give another --name") from None
         file.truncate(0)
@@ -37,14 +37,33 @@ def only_one(name: str, what: str) -> Iterator[None]:
         yield
 
 
-def _folder() -> Path:
-    """A folder of this user, the same in a login and in a service, and deleted at the next boot at the latest."""
+def _open(name: str) -> int:
+    """Open a file in a folder of this user, the same in a login and in a service.
+
+    All users may write into the temporary folder: what one of them has put there, such as a link to a file of this
+    user, is refused before anything is written.
+    """
     folder = Path(tempfile.gettempdir()) / f"joex-{os.geteuid()}"
+    path = folder / name
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        is_own = folder.stat().st_uid == os.geteuid()
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        found = folder.lstat()
+        if not (stat.S_ISDIR(found.st_mode) and _is_own(found)) or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise _unusable(folder, "a folder of this user, closed to other users")
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}; set TMPDIR to another folder") from error
-    if not is_own:
-        raise ConfigError(f"{folder}: belongs to another user; set TMPDIR to another folder")
-    return folder
+        raise ConfigError(f"{error.filename}: {error.strerror}; set TMPDIR to another folder") from error
+    found = os.fstat(file)
+    if not (stat.S_ISREG(found.st_mode) and _is_own(found)):
+        os.close(file)
+        raise _unusable(path, "a file of this user")
+    return file
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid()
+
+
+def _unusable(path: Path, expected: str) -> ConfigError:
+    return ConfigError(f"{path}: expected {expected}: remove it, or set TMPDIR to another folder")
