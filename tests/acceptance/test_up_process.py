@@ -83,6 +83,15 @@ async def test_it_is_started_again_ever_later_and_its_last_words_are_told(start,
     assert (process.is_running, process.has_ended, process.exit_code) == (False, True, 3)
 
 
+async def test_one_that_can_not_be_started_is_told_and_ends(parent_watch, recorder):
+    process = ReplicaProcess("docs-0", ["executor", "--app", "a:\0"], parent_watch, {}, recorder)
+    await eventually(lambda: recorder.failures, why="it has not started")
+    process.end(60)
+    await process.ended()
+    assert recorder.failures[0] == ("can't start the process: embedded null byte", 0.0)
+    assert recorder.has_ended
+
+
 async def test_one_that_leaves_in_order_is_started_again_a_little_later_and_has_no_problem(start, recorder):
     process = start("import sys\nsys.exit(0)")
     await eventually(lambda: recorder.failures, why="it has ended")

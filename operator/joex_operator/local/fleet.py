@@ -204,7 +204,11 @@ class ProcessFleet:
         entries = [entry for entry in self._entries.values() if pool in (None, entry.pool.name)]
         for entry in entries:
             entry.end()
-        await asyncio.gather(*(entry.process.ended() for entry in entries))
+        # Whatever one raises: when joex up exits, those that drain get a second SIGTERM, and give their jobs back.
+        endings = await asyncio.gather(*(entry.process.ended() for entry in entries), return_exceptions=True)
+        for error in endings:
+            if error is not None:
+                raise error
 
     def forget(self, kind: str, name: str) -> None:
         """Forget the status of a removed object."""

@@ -134,7 +134,7 @@ class ReplicaProcess:
         reader, writer = os.pipe()
         try:
             self._process = await self._start(writer)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a text that no process can be given
             os.close(reader)
             self.exit_code = None
             return f"can't start the process: {error}"

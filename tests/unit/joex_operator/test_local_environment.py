@@ -118,3 +118,18 @@ def test_what_means_nothing_without_a_cluster_is_named():
 def test_a_wrong_template_is_refused_by_its_field(template, said):
     with pytest.raises(SpecError, match=said):
         environment_of(pool(template=template))
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A\0", "A\udfff"])
+def test_a_name_that_no_process_can_have_in_its_environment_is_refused(name):
+    with pytest.raises(SpecError) as caught:
+        environment_of(with_container(env=[{"name": name, "value": "x"}]))
+    assert str(caught.value) == f"{CONTAINER}.env: {name!r}: no variable can have this name"
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_a_value_that_no_process_can_have_in_its_environment_is_refused(value):
+    with pytest.raises(SpecError) as caught:
+        environment_of(with_container(env=[{"name": "A", "value": value}]))
+    assert str(caught.value) == f"{CONTAINER}.env: 'A': no variable can have a NUL or a lone surrogate in its value"
+    assert environment_of(with_container(env=[{"name": "A", "value": "=\n\x7f\U0001f600"}]))["A"] == "=\n\x7f\U0001f600"

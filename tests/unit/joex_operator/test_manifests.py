@@ -407,6 +407,12 @@ def test_a_template_may_not_change_what_the_operator_reckons_with(name):
     assert message == f"spec.template.spec.containers[executor].env: {name} follows the spec"
 
 
+@pytest.mark.parametrize("variable", [{"name": "A=B", "value": "x"}, {"name": "A", "value": "\0"}])
+def test_a_template_has_no_variable_that_no_process_can_have(variable):
+    said = f"spec.template.spec.containers[executor].env: {variable['name']!r}: no variable can have "
+    assert refused(executor_with(env=[variable])).startswith(said)
+
+
 def test_another_container_may_have_any_variable():
     sidecar = {"name": "proxy", "env": [{"name": "JOEX_APP_ID", "value": "x"}]}
     assert pod(template={"spec": {"containers": [sidecar]}})["containers"][1] == sidecar

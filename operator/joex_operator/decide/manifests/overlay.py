@@ -82,12 +82,23 @@ def _check_labels(given: Mapping[str, Any]) -> None:
 
 
 def _check_variables(given: Mapping[str, Any]) -> None:
+    path = f"spec.template.spec.containers[{EXECUTOR}].env"
     for container in _at(given, "spec", "containers"):
         if container["name"] != EXECUTOR:
             continue
         for variable in container.get("env") or []:
-            if variable["name"] in RESERVED:
-                raise SpecError(f"spec.template.spec.containers[{EXECUTOR}].env: {variable['name']} follows the spec")
+            name = variable["name"]
+            if name in RESERVED:
+                raise SpecError(f"{path}: {name} follows the spec")
+            if not name or "=" in name or not _fits(name):
+                raise SpecError(f"{path}: {name!r}: no variable can have this name")
+            if not _fits(str(variable.get("value", ""))):
+                raise SpecError(f"{path}: {name!r}: no variable can have a NUL or a lone surrogate in its value")
+
+
+def _fits(text: str) -> bool:
+    """Whether the environment of a process can hold this text."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _at(given: Mapping[str, Any], *path: str) -> Any:
