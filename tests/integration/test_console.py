@@ -1752,7 +1752,7 @@ async def test_a_stop_waits_for_no_viewer_that_does_not_read_its_page_and_logs_n
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "_PATIENCE", PATIENCE)
-    monkeypatch.setattr(server, "_READ_WITHIN", 0)
+    monkeypatch.setattr(server, "_GO_ON_WITHIN", 0)
     unread = unread_answers(monkeypatch)
     await client.submit_many([NewJob("a", {}, "acme") for _ in range(50)])
     async with served(create_console(client, Access(token=OWNERS)), unsent=4096) as (host, port):

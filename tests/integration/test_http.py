@@ -23,7 +23,7 @@ from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.job import RunningJob
 from joex.core.priority_turns import CountingScheme
-from joex.http import bodies, queues, route, slow_callers
+from joex.http import bodies, queues, route, server, slow_callers
 from joex.http.api import LARGEST_BODY, create_api
 from joex.http.caller import Needs
 from joex.http.listening import listen
@@ -1423,6 +1423,22 @@ async def ended(reader: asyncio.StreamReader) -> bool:
     with suppress(ConnectionResetError):
         return await reader.read() == b""
     return True
+
+
+async def test_a_server_that_stops_waits_for_no_body_that_does_not_end_and_logs_nothing(
+    nowhere, executor, monkeypatch, caplog
+):
+    monkeypatch.setattr(server, "_GO_ON_WITHIN", 0)
+    async with served(nowhere, executor) as (address, serving), asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        head = "POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue"
+        writer.write(f"{head}\r\nContent-Length: 500000\r\n\r\n".encode())
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert await ended(reader)
+        writer.close()
+    assert not caplog.text
 
 
 async def test_a_body_that_is_too_large_is_refused_before_it_has_come(nowhere, executor):

@@ -17,8 +17,9 @@ from joex.http.tls import accept, in_parts
 
 _PATIENCE = 5
 """Seconds that open calls have to end when the server stops."""
-_READ_WITHIN = 4
-"""Of them, those in which callers must read their answers: a call that must be cancelled leaves a traceback."""
+_GO_ON_WITHIN = 4
+"""Of them, those in which callers must send their bodies, and read their answers: a call that must be cancelled leaves
+a traceback."""
 
 
 async def serve(api: Starlette, listener: socket.socket, certificate: Certificate | None = None) -> None:
@@ -68,16 +69,16 @@ class _Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and let open calls end; but wait for no caller that does not read its answer."""
-        ending = asyncio.get_running_loop().call_later(_READ_WITHIN, self._end_unread)
+        """Accept no more, and let open calls end; but wait for no caller that does not go on."""
+        ending = asyncio.get_running_loop().call_later(_GO_ON_WITHIN, self._end_slow)
         try:
             await super().shutdown(sockets)
         finally:
             ending.cancel()
 
-    def _end_unread(self) -> None:
+    def _end_slow(self) -> None:
         for connection in list(self.server_state.connections):
-            if isinstance(connection, TimedProtocol) and connection.flow.write_paused:
+            if isinstance(connection, TimedProtocol) and connection.waits_for_caller():
                 connection.end()
 
 

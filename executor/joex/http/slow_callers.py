@@ -168,6 +168,10 @@ class TimedProtocol(H11Protocol):
         is_answering = self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY) and not self.flow.write_paused
         return not is_answering or CALLER not in self.scope.get("state", {})
 
+    def waits_for_caller(self) -> bool:
+        """Whether a request waits for its caller to send its body, or to read its answer."""
+        return self.flow.write_paused or self.conn.their_state is h11.SEND_BODY
+
     def has_said_all(self) -> bool:
         """Whether the connection is closing, and no answer waits for its caller to read it."""
         return self.is_idle() and self.transport.is_closing() and not self.transport.get_write_buffer_size()
