@@ -9,10 +9,20 @@ from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from joex.core.duration import parse_duration
-from joex.http.models import Body, Name, Text, Whole
+from joex.http.models import Body, Name, Object, Text, Whole
 from joex.http.values import Type, Value
 
 MOST_LISTED = 1000
@@ -78,14 +88,27 @@ class Opts(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True)
 
-    data: dict[str, Any] | None = Field(None, description="the arguments; an update replaces all of them")
+    data: Object | None = Field(None, description="the arguments; an update replaces all of them")
     priority: Value = Field(default_factory=_left_out, description="its place in line: the lowest first")
     resubmit: bool = Field(default=False, description="run the job once more when its run ends")
+
+    _free: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _leave_free_fields(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        # (As `Object`: Pydantic would check the name of each of them, and copy it.)
+        if not isinstance(value, dict):
+            return check(value)
+        free = value.copy()
+        made = check({name: free.pop(name) for name in cls.model_fields if name in free})
+        made._free = free  # noqa: SLF001
+        return made
 
     def given(self) -> dict[str, Any]:
         """Only the fields that the caller gave."""
         ours = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
-        return {**(self.model_extra or {}), **ours}
+        return {**self._free, **ours}
 
 
 class NewOpts(Opts):
