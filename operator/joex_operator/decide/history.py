@@ -54,12 +54,27 @@ class History:
         except (TypeError, ValueError, AttributeError):
             return cls()
 
+    def by_clock(self, now: float, *, down: float, up: float, longest_period: float) -> History:
+        """The history with no time later than now gives, for the windows and the longest period of the policies.
+
+        The clock that gave a later one was ahead, maybe by a year: what it told counts as of now, once.
+        """
+        return replace(
+            self,
+            below=_by_clock(self.below, now, down),
+            above=_by_clock(self.above, now, up),
+            changes=_by_clock(self.changes, now, longest_period),
+            unknown_since=None if self.unknown_since is None else min(self.unknown_since, now),
+        )
+
     def with_change(self, executors: int, now: float, longest_period: float) -> History:
         """The history after so many executors were added, or (negative) drained."""
-        kept = {(at, n > 0): n for at, n in self.changes if at + longest_period > now}
+        marks = [mark for mark in self.changes if mark[0] + longest_period > now]
         if executors and longest_period:
-            key = (_round_up(now, longest_period), executors > 0)
-            kept[key] = kept.get(key, 0) + executors
+            marks.append((_round_up(now, longest_period), executors))
+        kept: dict[tuple[float, bool], int] = {}
+        for at, n in marks:
+            kept[at, n > 0] = kept.get((at, n > 0), 0) + n
         return replace(self, changes=tuple(sorted((at, n) for (at, _), n in kept.items())))
 
     def changed(self, now: float, period: float) -> int:
@@ -95,6 +110,13 @@ def smallest_lately(
 
 def _marks(stored: Iterable[Any]) -> tuple[Mark, ...]:
     return tuple((float(at), int(executors)) for at, executors in stored)
+
+
+def _by_clock(marks: tuple[Mark, ...], now: float, window: float) -> tuple[Mark, ...]:
+    if not window:  # they count no more
+        return marks
+    latest = _round_up(now, window)
+    return tuple((min(at, latest), executors) for at, executors in marks)
 
 
 def _negative(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:

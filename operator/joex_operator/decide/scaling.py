@@ -132,6 +132,8 @@ def size(pool: Pool, load: Load, history: History, now: float) -> Sizing:
         return Sizing(0, 0, Mode.SUSPENDED, History())
     if spec.replicas is not None:
         return Sizing(spec.replicas, spec.replicas, Mode.FIXED, History())
+    up, down = _windows(spec.scaling)
+    history = history.by_clock(now, down=down, up=up, longest_period=longest_period(spec.scaling))
     if load.demand is None:
         return _blind(spec.scaling, load, history, now)
     return _by_demand(spec, load.demand, load, replace(history, unknown_since=None), now)
@@ -236,8 +238,7 @@ def _calmed(
     scaling: Scaling, takers: int, wanted: int, history: History, now: float
 ) -> tuple[int, History, float | None]:
     """The size after the stabilization windows, the new history, and when the size may change next."""
-    up = float(scaling.behavior.scale_up.stabilization_window_seconds)
-    down = float(scaling.behavior.scale_down.stabilization_window_seconds)
+    up, down = _windows(scaling)
     if wanted < takers and down:
         marks, calm, until = largest_lately(history.below, size=takers, wanted=wanted, now=now, window=down)
         return calm, replace(history, below=marks, above=()), until if calm > wanted else None
@@ -245,6 +246,15 @@ def _calmed(
         marks, calm, until = smallest_lately(history.above, size=takers, wanted=wanted, now=now, window=up)
         return calm, replace(history, below=(), above=marks), until if calm < wanted else None
     return wanted, replace(history, below=(), above=()), None
+
+
+def _windows(scaling: Scaling) -> tuple[float, float]:
+    """The stabilization windows for growth and for shrinking."""
+    behavior = scaling.behavior
+    return (
+        float(behavior.scale_up.stabilization_window_seconds),
+        float(behavior.scale_down.stabilization_window_seconds),
+    )
 
 
 def _allowed(scaling: Scaling, takers: int, wanted: int, history: History, now: float) -> int:

@@ -316,3 +316,39 @@ def test_a_pool_whose_jobs_may_wait_is_sized_again_by_time():
     assert (waiting.again_in, can_grow(pool(scaling=autoscaled(most=1000)).spec, waiting)) == (7.5, False)
     from_zero = shared(1000, 3.3)
     assert (from_zero.again_in, can_grow(pool(scaling=autoscaled(most=1000)).spec, from_zero)) == (None, True)
+
+
+class TestAfterTheClockWasAhead:
+    """One answer of an API server may have a wrong date, and the operator stores what it remembers by it."""
+
+    AHEAD = T + 365 * 86400
+
+    def test_a_window_ends_in_its_time(self):
+        scaling = autoscaled(window=300)
+        history = sized(takers=20, now=self.AHEAD, scaling={**scaling, "maxReplicas": 20}).history
+        again = sized(takers=20, history=history, scaling={**scaling, "maxReplicas": 20})
+        assert again.target == 20
+        assert again.again_in <= 310
+        assert sized(takers=20, history=again.history, now=T + 311, scaling=scaling).target == 0
+
+    def test_a_policy_counts_what_was_added_for_one_period(self):
+        up = {"policies": [{"type": "Executors", "value": 2, "periodSeconds": 60}]}
+        scaling = autoscaled(behavior={"scaleUp": up})
+        history = History().with_change(1, self.AHEAD, 60).with_change(1, self.AHEAD + 30, 60)
+        limited = sized(runnable=20, takers=2, history=history, scaling=scaling)
+        assert limited.target == 2
+        assert limited.again_in <= 62
+        again = limited.history.with_change(0, T, 60)
+        assert again.changed(T, 60) == 2
+        assert sized(runnable=20, takers=2, history=again, now=T + 63, scaling=scaling).target == 4
+
+    def test_an_outage_has_begun_by_now(self):
+        fallback = {"after": "60s", "replicas": 3}
+        holding = blind(takers=1, history=History(unknown_since=self.AHEAD), fallback=fallback)
+        assert holding.again_in == 60
+        assert blind(takers=1, history=holding.history, now=T + 61, fallback=fallback).target == 3
+
+    def test_a_clock_that_is_right_changes_nothing(self):
+        scaling = autoscaled(window=300)
+        first = sized(takers=5, scaling=scaling)
+        assert sized(takers=5, history=first.history, now=T + 1, scaling=scaling).history == first.history
