@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from joex.core.url import database_hosts, parameters
 from joex.observe.gauge import Gauge
 from joex.observe.queue_gauges import MOST_QUEUES, OF_QUEUES, OTHERS, bounded
 from joex.store.stats import QueueStats, Shares
 
 
 def database_name(url: str) -> str:
-    """The name of a database in labels: its host and its name, never a user or a password.
+    """The name of a database in labels: its hosts, their ports and its own name, never a password.
+
+    Pools whose URLs have one name share its jobs. So the name has whatever part of a URL leads to another database: the
+    parameters count where asyncpg reads them. Without any name of a database the server takes that of the user.
 
     >>> database_name("postgresql://joex:secret@db.prod:5432/shop?sslmode=require")
     'db.prod:5432/shop'
     >>> database_name("postgresql://joex@/shop?host=/run/postgresql")
     '/run/postgresql/shop'
+    >>> database_name("postgresql://joex@db.prod?dbname=shop&port=5433")
+    'db.prod:5433/shop'
     """
-    parts = urlsplit(url)
-    hosts = parts.netloc.rpartition("@")[2] or parse_qs(parts.query).get("host", [""])[0]
-    return hosts + parts.path
+    parts, given, hosts = urlsplit(url), parameters(url), database_hosts(url)
+    where = parts.netloc.rpartition("@")[2] or given.get("host", "")
+    if "port" in given and not (hosts and all(port for _, port in hosts)):
+        where += f":{given['port']}"
+    name = parts.path[1:] if parts.path else given.get("dbname") or given.get("database")
+    return f"{where}/{name or parts.username or given.get('user', '')}"
 
 
 class DatabaseMetrics(Collector):

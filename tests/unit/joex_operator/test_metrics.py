@@ -317,7 +317,7 @@ def test_a_pool_that_comes_again_begins_anew(metrics):
 
 
 def test_queues_are_told_by_state(metrics):
-    metrics.databases.queues("db/shop", [stats(waiting=1, oldest=12.5, groups=3)])
+    metrics.databases.queues("postgresql://db/shop", [stats(waiting=1, oldest=12.5, groups=3)])
     states = {"waiting": 1, "deferred": 2, "scheduled": 3, "running": 4, "stuck": 5}
     assert by("state", metrics, "joex_queue_jobs") == states
     assert value(metrics, "joex_queue_oldest_runnable_seconds", database="db/shop", queue="default") == 12.5
@@ -325,14 +325,14 @@ def test_queues_are_told_by_state(metrics):
 
 
 def test_a_queue_in_which_nothing_may_run_has_no_oldest_job(metrics):
-    metrics.databases.queues("db/shop", [stats(oldest=None)])
+    metrics.databases.queues("postgresql://db/shop", [stats(oldest=None)])
     assert by("queue", metrics, "joex_queue_oldest_runnable_seconds") == {}
 
 
 def test_queues_that_vanish_go_and_other_databases_stay(metrics):
-    metrics.databases.queues("db/shop", [stats("mail"), stats("slow")])
-    metrics.databases.queues("db/other", [stats("mail")])
-    metrics.databases.queues("db/shop", [stats("slow")])
+    metrics.databases.queues("postgresql://db/shop", [stats("mail"), stats("slow")])
+    metrics.databases.queues("postgresql://db/other", [stats("mail")])
+    metrics.databases.queues("postgresql://db/shop", [stats("slow")])
     told = {(one.labels["database"], one.labels["queue"]) for one in samples(metrics) if one.name == "joex_queue_jobs"}
     assert told == {("db/shop", "slow"), ("db/other", "mail")}
 
@@ -340,7 +340,8 @@ def test_queues_that_vanish_go_and_other_databases_stay(metrics):
 def test_queues_that_submitters_make_up_do_not_make_numbers_without_end(metrics, monkeypatch):
     monkeypatch.setattr(queue_gauges, "MOST_QUEUES", 2)
     metrics.databases.queues(
-        "db/shop", [stats(f"queue {n}", waiting=n, oldest=n if n != 3 else None, groups=n) for n in range(5)]
+        "postgresql://db/shop",
+        [stats(f"queue {n}", waiting=n, oldest=n if n != 3 else None, groups=n) for n in range(5)],
     )
     waiting = {one.labels["queue"]: one.value for one in samples(metrics) if one.labels.get("state") == "waiting"}
     assert waiting == {"queue 0": 0, "queue 1": 1, "(others)": 9}
@@ -352,7 +353,9 @@ DEFAULT = {"database": "db/shop", "queue": "default"}
 
 
 def test_how_slots_are_shared_is_told_by_queue(metrics):
-    metrics.databases.shares("db/shop", [shares(active=30, share=0.75, waits=(2.5, 60.0), behind=3, seconds=50.0)])
+    metrics.databases.shares(
+        "postgresql://db/shop", [shares(active=30, share=0.75, waits=(2.5, 60.0), behind=3, seconds=50.0)]
+    )
     assert value(metrics, "joex_queue_active_groups", **DEFAULT) == 30
     assert value(metrics, "joex_queue_largest_group_share", **DEFAULT) == 0.75
     assert by("quantile", metrics, "joex_queue_group_wait_seconds") == {"0.5": 2.5, "1": 60.0}
@@ -362,18 +365,18 @@ def test_how_slots_are_shared_is_told_by_queue(metrics):
 
 
 def test_where_nobody_holds_or_waits_there_is_no_share_and_no_wait(metrics):
-    metrics.databases.shares("db/shop", [shares()])
+    metrics.databases.shares("postgresql://db/shop", [shares()])
     assert value(metrics, "joex_queue_groups_behind", **DEFAULT) == 0
     for name in ("joex_queue_largest_group_share", "joex_queue_group_wait_seconds", "joex_queue_behind_seconds"):
         assert by("queue", metrics, name) == {}
-    metrics.databases.shares("db/shop", [])
+    metrics.databases.shares("postgresql://db/shop", [])
     assert by("queue", metrics, "joex_queue_groups_behind") == {}
 
 
 def test_shares_in_queues_that_submitters_make_up_are_told_together(metrics, monkeypatch):
     monkeypatch.setattr(databases, "MOST_QUEUES", 1)
     found = [shares(f"queue {n}", active=n, share=n / 10, waits=(n, 10 * n), behind=1, seconds=n) for n in range(1, 4)]
-    metrics.databases.shares("db/shop", [*found, shares("queue 4")])
+    metrics.databases.shares("postgresql://db/shop", [*found, shares("queue 4")])
     assert by("queue", metrics, "joex_queue_active_groups") == {"queue 1": 1, "(others)": 2 + 3 + 1}
     assert by("queue", metrics, "joex_queue_groups_behind") == {"queue 1": 1, "(others)": 2}
     assert by("queue", metrics, "joex_queue_largest_group_share") == {"queue 1": 0.1, "(others)": 0.3}
@@ -384,21 +387,21 @@ def test_shares_in_queues_that_submitters_make_up_are_told_together(metrics, mon
 
 
 def test_of_a_silent_database_no_queue_is_told(metrics):
-    metrics.databases.reachable("db/shop", value=True)
-    metrics.databases.queues("db/shop", [stats()])
-    metrics.databases.shares("db/shop", [shares()])
-    metrics.databases.reachable("db/shop", value=False)
+    metrics.databases.reachable("postgresql://db/shop", value=True)
+    metrics.databases.queues("postgresql://db/shop", [stats()])
+    metrics.databases.shares("postgresql://db/shop", [shares()])
+    metrics.databases.reachable("postgresql://db/shop", value=False)
     assert by("database", metrics, "joex_operator_database_reachable") == {"db/shop": 0}
     assert by("queue", metrics, "joex_queue_jobs") == {}
     assert by("queue", metrics, "joex_queue_active_groups") == {}
 
 
 def test_of_a_database_that_nobody_uses_nothing_is_left(metrics):
-    metrics.databases.reachable("db/shop", value=True)
-    metrics.databases.queues("db/shop", [stats(oldest=1.0)])
-    metrics.databases.shares("db/shop", [shares(share=1.0)])
-    metrics.databases.forget("db/shop")
-    metrics.databases.forget("db/shop")
+    metrics.databases.reachable("postgresql://db/shop", value=True)
+    metrics.databases.queues("postgresql://db/shop", [stats(oldest=1.0)])
+    metrics.databases.shares("postgresql://db/shop", [shares(share=1.0)])
+    metrics.databases.forget("postgresql://db/shop")
+    metrics.databases.forget("postgresql://db/shop")
     assert [one for one in samples(metrics) if "database" in one.labels] == []
 
 
@@ -416,7 +419,36 @@ def test_a_role_that_works_hides_none_that_does_not(metrics):
 
 
 def test_a_database_is_called_so_that_no_password_is_shown():
-    assert doctest.testmod(databases) == (0, 2)
+    assert doctest.testmod(databases) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("postgresql://u@/shop?host=db.prod&port=5433", "postgresql://u@/shop?host=db.prod&port=5434"),
+        ("postgresql://u@db.prod/shop?port=5433", "postgresql://u@db.prod/shop?port=5434"),
+        ("postgresql://u@a:1,b/shop?port=5433", "postgresql://u@a:1,b/shop?port=5434"),
+        ("postgresql://u@db.prod?dbname=shop", "postgresql://u@db.prod?dbname=bank"),
+        ("postgresql://u@db.prod?database=shop", "postgresql://u@db.prod?database=bank"),
+        ("postgresql://shop@db.prod", "postgresql://bank@db.prod"),
+        ("postgresql://shop@db.prod/", "postgresql://bank@db.prod/"),
+        ("postgresql://db.prod?user=shop", "postgresql://db.prod?user=bank"),
+    ],
+)
+def test_two_databases_have_two_names(one, other):
+    """Else the pools of one would leave a part of its jobs to those of the other."""
+    assert databases.database_name(one) != databases.database_name(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("postgresql://u@db.prod/shop?dbname=x", "postgresql://v:p@db.prod/shop?dbname=y"),
+        ("postgresql://u@db.prod:5432/shop?port=1&host=a", "postgresql://v:p@db.prod:5432/shop?sslmode=require"),
+    ],
+)
+def test_urls_that_lead_to_one_database_give_it_one_name(one, other):
+    assert databases.database_name(one) == databases.database_name(other)
 
 
 def test_reconciles_are_counted_and_the_last_good_one_is_dated(metrics):
@@ -455,9 +487,9 @@ def test_an_operator_that_does_not_lead_tells_nothing_that_only_the_leader_sees(
     assert value(metrics, "joex_operator_leader") == 0
     metrics.leading(value=True)
     observe(metrics, seen(replica(0)))
-    metrics.databases.queues("db/shop", [stats()])
-    metrics.databases.shares("db/shop", [shares()])
-    metrics.databases.reachable("db/shop", value=True)
+    metrics.databases.queues("postgresql://db/shop", [stats()])
+    metrics.databases.shares("postgresql://db/shop", [shares()])
+    metrics.databases.reachable("postgresql://db/shop", value=True)
     assert value(metrics, "joex_operator_leader") == 1
     metrics.leading(value=False)
     assert value(metrics, "joex_operator_leader") == 0
