@@ -198,7 +198,9 @@ async def apply_bootstrap_pools(system: System, **pools: Any) -> None:
 
 async def test_first_pools_come_from_a_config_map_follow_it_and_go_with_it(system: System) -> None:
     wrong = system.manifest("wrong", poolSize=0)
-    await apply_bootstrap_pools(system, good=system.manifest("good", replicas=1), wrong=wrong, text="a: [b")
+    await apply_bootstrap_pools(
+        system, good=system.manifest("good", replicas=1), wrong=wrong, text="a: [b", date="a: 2026-02-30"
+    )
     operator = system.operator(pools_config_map="first-pools", resync_period="1s")
     await system.until_pool(lambda pool: pool["status"]["readyReplicas"] == 1, "good")
     assert "first-pools, wrong.yaml: spec.poolSize: " in operator.log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -99,6 +100,8 @@ def _parse(
         if manifest.get(field) != expected:
             raise SpecError(f"{field}: expected {expected}; got {manifest.get(field)!r}")
     metadata = manifest.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise SpecError("metadata: expected an object, with a name")
     name = metadata.get("name")
     if not isinstance(name, str) or len(name) > longest or re.fullmatch(LABEL, name) is None:
         raise SpecError(f"metadata.name: expected 1 to {longest} of a-z, 0-9 and '-'; got {name!r}")
@@ -113,15 +116,24 @@ def _parse(
         reasons = {_REASONS.get(problem["loc"], "InvalidSpec") for problem in problems}
         reason = reasons.pop() if len(reasons) == 1 else "InvalidSpec"
         raise SpecError("; ".join(problem_line(one, "spec") for one in problems), reason) from error
-    deleted_at = metadata.get("deletionTimestamp")
     return Resource(
         name=name,
         namespace=metadata.get("namespace") or "default",
         spec=spec,
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 1),
-        deleted_at=datetime.fromisoformat(deleted_at) if deleted_at else None,
+        deleted_at=_deleted_at(metadata.get("deletionTimestamp")),
     )
+
+
+def _deleted_at(value: object) -> datetime | None:
+    if value is None:
+        return None
+    with suppress(TypeError, ValueError):
+        deleted_at = datetime.fromisoformat(value)  # type: ignore[arg-type]
+        if deleted_at.tzinfo is not None:
+            return deleted_at
+    raise SpecError(f"metadata.deletionTimestamp: expected a time such as '2026-11-20T12:00:00Z'; got {value!r}")
 
 
 def _without(spec: Any, fields: Iterable[tuple[int | str, ...]]) -> Any:

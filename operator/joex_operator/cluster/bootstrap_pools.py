@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
+from joex.errors import ConfigError
 from joex_operator.api.names import FIELD_MANAGER
 from joex_operator.api.objects import SpecError, parse_pool
+from joex_operator.api.yaml_documents import read_documents
 from joex_operator.cluster.kubernetes_api import APPLY, ApiError, KubernetesApi, Object, path_of
 
 _log = logging.getLogger("joex.operator")
@@ -32,6 +32,8 @@ async def apply_bootstrap_pools(api: KubernetesApi, namespace: str, config_map: 
         return False
     for key, manifest in _manifests(source):
         try:
+            if not isinstance(manifest, dict):
+                raise SpecError("expected an object")  # noqa: TRY301 - as parse_pool raises it
             pool = parse_pool(manifest)
             body = {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [_owner(source)]}}
             path = path_of(namespace, "joexpools", pool.name)
@@ -42,15 +44,14 @@ async def apply_bootstrap_pools(api: KubernetesApi, namespace: str, config_map: 
     return are_accepted
 
 
-def _manifests(source: Object) -> Iterator[tuple[str, dict[str, Any]]]:
+def _manifests(source: Object) -> Iterator[tuple[str, Any]]:
     for key, text in (source.get("data") or {}).items():
         try:
-            manifest = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            _log.error("ConfigMap %s, %s: %s", source["metadata"]["name"], key, " ".join(str(error).split()))
+            documents = read_documents(text)
+        except ConfigError as error:
+            _log.error("ConfigMap %s, %s: %s", source["metadata"]["name"], key, error)
             continue
-        if isinstance(manifest, dict):
-            yield key, manifest
+        yield from ((key, manifest) for manifest in documents if manifest is not None)
 
 
 def _owner(source: Object) -> dict[str, Any]:

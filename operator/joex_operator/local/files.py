@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from joex.errors import ConfigError
 from joex_operator.api.names import API_VERSION
 from joex_operator.api.objects import parse_periodic, parse_pool
 from joex_operator.api.spec import JoexPoolSpec, PeriodicTaskSpec
+from joex_operator.api.yaml_documents import read_documents
 from joex_operator.local.environment import variables
 
 _FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
@@ -95,29 +94,15 @@ def load_yaml(path: Path) -> list[Any]:
         ConfigError: the file is missing or is no YAML; the message says where.
     """
     try:
-        return list(yaml.load_all(path.read_text("utf-8"), _Loader))
+        text = path.read_text("utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}{where}: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as it is called
-        keys: set[str] = set()
-        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
-            if key.value in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
-            keys.add(key.value)
-        return super().construct_mapping(node, deep)
+    try:
+        return read_documents(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}, {error}") from error
 
 
 def _document(place: str, manifest: Any, namespace: str) -> Document:

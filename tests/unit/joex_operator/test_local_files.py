@@ -1,5 +1,6 @@
 """The files of `joex up`: valid ones are read, errors are reported with their place."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 
 from joex.errors import ConfigError
 from joex_operator.api.objects import parse_pool
+from joex_operator.api.yaml_documents import read_documents
 from joex_operator.local.files import check_changes, read_files
 
 HERE = "this-machine"
@@ -61,6 +63,10 @@ def test_the_examples_are_right():
         ({**POOL, "apiVersion": "joex.dev/v9"}, "apiVersion: expected joex.dev/v1alpha1; got 'joex.dev/v9'"),
         ({**POOL, "sepc": {}}, "sepc: there is no such field"),
         ({**POOL, "metadata": None}, "metadata: expected an object, with a name"),
+        (
+            {**POOL, "metadata": {"name": "docs", "deletionTimestamp": "yesterday"}},
+            "metadata.deletionTimestamp: expected a time such as '2026-11-20T12:00:00Z'; got 'yesterday'",
+        ),
         ({**POOL, "metadata": {"name": "Docs"}}, "metadata.name: expected 1 to 40 of a-z, 0-9 and '-'; got 'Docs'"),
         (with_spec(POOL, poolSize="two"), "spec.poolSize: Input should be a valid integer; got 'two'"),
         (with_spec(POOL, colour="red"), "spec.colour: there is no such field"),
@@ -84,8 +90,21 @@ def test_a_wrong_document_is_named_with_its_field(write, document, said):
     [
         ("a: [", ", line 1, column 5: expected the node content, but found '<stream end>'"),
         ("spec:\n  a: 1\n  a: 2", ", line 3, column 3: duplicate key 'a'"),
-        ("a: \x00", ": unacceptable character #x0000: special characters are not allowed"),
+        ("a: \x00", ", unacceptable character #x0000: special characters are not allowed"),
         ("# nothing", ": no JoexPool"),
+        ("a: " + "[" * 20_000, ", line 1, column 213: more than 210 levels"),
+        ("a: &a [*a]", ", line 1, column 8: an alias of what it is a part of"),
+        ("a: " + "1" * 5000, f", line 1, column 4: expected int as in JSON; got '{'1' * 40}'"),
+        ("a: 1" + ":59" * 5000, ", line 1, column 4: expected int as in JSON; got '1:59"),
+        ("a: !!int abc", ", line 1, column 4: expected int as in JSON; got 'abc'"),
+        ("a: !!int ''", ", line 1, column 4: expected int as in JSON; got ''"),
+        ("a: !!bool abc", ", line 1, column 4: expected bool as in JSON; got 'abc'"),
+        ("a: .nan", ", line 1, column 4: expected float as in JSON; got '.nan'"),
+        ('a: "\\ud800"', ", line 1, column 4: expected str as in JSON; got '\\ud800'"),
+        ('a: "\\U7fffffff"', ", line 1, column 7: there is no such character or version"),
+        ("%YAML 1." + "1" * 5000 + "\n--- a", ", line 1, column "),
+        ("a: !!set {a, b}", ", line 1, column 4: could not determine a constructor"),
+        ("a: !!timestamp abc", ", line 1, column 4: could not determine a constructor"),
     ],
 )
 def test_what_is_no_yaml_is_named_with_its_line(write, text, said):
@@ -93,6 +112,28 @@ def test_what_is_no_yaml_is_named_with_its_line(write, text, said):
     with pytest.raises(ConfigError) as error:
         read_files([path], HERE)
     assert str(error.value).startswith(f"{path}{said}")
+    assert "\n" not in str(error.value)
+
+
+def test_aliases_of_a_few_bytes_are_no_millions_of_values():
+    text = "a0: &a0 [x]\n" + "".join(f"a{nr}: &a{nr} [{', '.join([f'*a{nr - 1}'] * 10)}]\n" for nr in range(1, 9))
+    with pytest.raises(ConfigError, match=r"line 6, column .*: aliases that add more than 100,000"):
+        read_documents(text)
+    with pytest.raises(ConfigError, match=r"line 2, column .*: aliases that add more than 100,000"):
+        read_documents(f"a: &a {'x' * 30_000}\nb: [*a, *a, *a, *a]")
+    assert read_documents("a: &a {b: 1}\nc: *a\n---\na: &a 2\nd: {<<: {e: *a}}") == [
+        {"a": {"b": 1}, "c": {"b": 1}},
+        {"a": 2, "d": {"e": 2}},
+    ]
+
+
+def test_what_json_has_is_read_as_an_api_server_gets_it():
+    text = "{a: 2026-02-30, b: 2026-02-03T04:05:06Z, c: 1.5, d: yes, e: ~, f: 0x10, g: '\u00e4', h: []}"
+    assert read_documents(text) == [
+        {"a": "2026-02-30", "b": "2026-02-03T04:05:06Z", "c": 1.5, "d": True, "e": None, "f": 16, "g": "ä", "h": []}
+    ]
+    deep = "[" * 209 + "]" * 209
+    assert json.dumps(read_documents(f"a: {deep}")[0]["a"]) == deep
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

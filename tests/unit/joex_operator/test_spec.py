@@ -109,6 +109,9 @@ def test_a_pool_names_a_secret_and_no_path_to_one_of_another_namespace(name):
 
 
 def test_deletion_is_read_with_its_time():
+    for wrong in ("yesterday", 7, "2026-11-20T12:00:00", ""):
+        said = problem(parse_pool, manifest(metadata={"deletionTimestamp": wrong}))
+        assert said.startswith("metadata.deletionTimestamp: expected a time such as")
     pool = parse_pool(manifest(metadata={"deletionTimestamp": "2026-11-20T12:00:00Z"}))
     assert pool.deleted_at == datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -179,6 +182,7 @@ def test_a_name_that_would_not_fit_a_pod_is_refused(name):
 
 def test_an_object_of_another_kind_is_refused():
     assert problem(parse_pool, periodic()) == "kind: expected JoexPool; got 'PeriodicTask'"
+    assert problem(parse_pool, {**manifest(), "metadata": ["a"]}) == "metadata: expected an object, with a name"
     assert problem(parse_pool, {}).startswith("apiVersion: expected joex.dev/v1alpha1")
 
 
