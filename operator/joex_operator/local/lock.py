@@ -1,4 +1,8 @@
-"""The lock of a ``joex up`` on its name: two of one name would end each other's executors."""
+"""The lock of a ``joex up`` on its name: two of one name would each start all executors of the file.
+
+It holds between processes of one user that share a temporary folder. A container has a folder of its own, and so has a
+service of systemd with ``PrivateTmp``, which may see no other folder that a login can write to either.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def only_one(name: str, what: str) -> Iterator[None]:
 
 
 def _open(name: str) -> int:
-    """Open a file in a folder of this user, the same in a login and in a service.
+    """Open a file in a folder of this user.
 
     All users may write into the temporary folder: what one of them has put there, such as a link to a file of this
     user, is refused before anything is written.
