@@ -5,7 +5,7 @@ import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,10 +25,12 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from joex import Client
+from joex.cli import console as console_command
 from joex.console import groups, queues, sign_in
 from joex.console.acts import ACTS, MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
+from joex.console.settings import ConsoleSettings
 from joex.console.sign_in import Access
 from joex.console.snapshot import OVERDUE, SHARE_AFTER_ACTS, SHORTEST_PAUSE, Snapshot, Snapshots
 from joex.console.standings import Group, Queue, Standing, queues_of
@@ -36,7 +38,7 @@ from joex.console.views import MOST_SHOWN
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
-from joex.http import server, slow_callers
+from joex.http import connection_shares, server, slow_callers
 from joex.http.caller import OWNER
 from joex.http.listening import listen
 from joex.http.server import serve
@@ -1648,6 +1650,72 @@ async def test_pages_of_one_tenant_leave_connections_to_those_of_others_however_
         may_end.set()
     answers = [(await one).status_code for one in reading]
     assert sorted(answers) == [200] * sign_in.MOST_AT_WORK + [303] * (len(reading) - sign_in.MOST_AT_WORK)
+
+
+@asynccontextmanager
+async def app_of_command(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FastAPI]:
+    """What ``joex console`` serves."""
+    given, may_end = asyncio.Queue[FastAPI](), asyncio.Event()
+
+    async def serve(app: FastAPI, *_: Any) -> None:
+        given.put_nowait(app)
+        await may_end.wait()
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(console_command, "reacting_to_signals", lambda _: nullcontext())
+    with listen("127.0.0.1:0") as listener:
+        serving = asyncio.create_task(console_command._serve(ConsoleSettings(), OWNERS, url, listener, None))
+        yield await given.get()
+        may_end.set()
+        await serving
+
+
+async def test_pages_of_a_tenant_leave_connections_and_turns_to_others_however_many_tokens_it_has(  # noqa: PLR0917 - fixtures
+    browse: Open, client: Client, connection: asyncpg.Connection, database_url: str, token: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(connection_shares, "_WITHIN", 600.0)
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    may_search, search, searching = asyncio.Event(), search_jobs, asyncio.Event()
+
+    async def search_when_it_may(*given: Any) -> Any:
+        searching.set()
+        await may_search.wait()
+        return await search(*given)
+
+    monkeypatch.setattr("joex.console.acts.search_jobs", search_when_it_may)
+    job_of = {group: await client.submit("t", group=group) for group in ("many", "a", "b", "c")}
+    async with app_of_command(database_url, monkeypatch) as app:
+
+        def browser(value: str) -> httpx.AsyncClient:
+            made = browse(app=app)
+            made.headers.update(HERE | {"Authorization": f"Bearer {value}"})
+            return made
+
+        bound = [await token(Scope.VIEW, Scope.OPERATE, groups=[group]) for group in (*["many"] * 4, *"abc")]
+        (*many, idle, a, b, c), owner = map(browser, bound), browser(OWNERS)
+        assert (await many[0].post("/all?act=cancel", data={"number": 1})).status_code == 303
+        await asyncio.wait_for(searching.wait(), PATIENCE)
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE joex_private.job_log")
+            pages = [asyncio.create_task(one.get(f"/jobs/{job_of['many']}")) for one in many * sign_in.MOST_AT_WORK]
+            most = connection_shares.MOST_SHARED - 3
+
+            async def are_held(number: int) -> None:
+                is_held = partial(connection.fetchval, f"SELECT count(*) = $1 {WAITING}", number)
+                await eventually(is_held, why="so many pages have a connection")
+
+            await are_held(most - 1)  # the search of the act has one
+            may_search.set()
+            cancelled = "SELECT count(*) > 0 FROM joex.jobs WHERE state = 'cancelled'"
+            await eventually(lambda: connection.fetchval(cancelled), why="the act goes on")
+            for name, http, has_one in (("a", a, 1), ("b", b, 2), ("c", c, 2)):  # the last one is for who is not bound
+                pages.append(asyncio.create_task(http.get(f"/jobs/{job_of[name]}")))
+                await are_held(most + has_one)
+                for own in (idle, owner):
+                    asked = own.get("/"), own.get("/jobs"), owner.get("/pools")
+                    answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
+                    assert {one.status_code for one in answers} == {200}
+        assert {(await one).status_code for one in pages} == {200}
 
 
 async def test_many_pages_of_one_tenant_that_wait_for_nothing_let_that_of_another_come_second(

@@ -32,6 +32,7 @@ from joex.core import access
 from joex.errors import DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
 from joex.http.caller import OWNER, Caller, refuse_if_gone
+from joex.http.connection_shares import Holder, holding_as
 from joex.http.errors import RETRY_AFTER
 from joex.http.slow_callers import until_read
 from joex.http.state import ASK_AGAIN, CALLER
@@ -189,7 +190,9 @@ class SignIn:
             async with turn:
                 if answer is None and caller is not None and caller.bounds.are_set:
                     answer = await self._wait(Request(scope, receive), caller, turn)
-                await (answer or self._app)(scope, receive, send_with_headers)
+                holder = None if caller is None else Holder(caller.tenant, caller.bounds.are_set)
+                with holding_as(holder):
+                    await (answer or self._app)(scope, receive, send_with_headers)
         finally:
             self._calls[key] -= 1
             self._calls += Counter()  # forgets those that have none

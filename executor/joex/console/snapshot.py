@@ -20,6 +20,7 @@ from joex.client.client import Client
 from joex.console.standings import Queue, queues_of
 from joex.core.access import Bounds
 from joex.errors import ConfigError, DatabaseUnavailable
+from joex.http.connection_shares import holding_as
 from joex.store import executors, stats
 from joex.store.executors import Executor
 from joex.store.statement import Connection
@@ -168,8 +169,10 @@ class Snapshots:
     async def _read_now(self) -> None:
         self._begun, changes = self._clock(), self._changes
         try:
-            async with self._client.using() as connection:
-                self._current, self._trouble = await self._read(connection), None
+            # (It is for all viewers: one that waited for the turn of the one who asks would keep it from others.)
+            with holding_as(None):
+                async with self._client.using() as connection:
+                    self._current, self._trouble = await self._read(connection), None
             self._seen = changes
             self._changes_of = {one: change for one, change in self._changes_of.items() if change > changes}
         except (DatabaseUnavailable, ConfigError) as error:

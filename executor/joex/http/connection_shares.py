@@ -21,6 +21,7 @@ MOST_SHARED = 10
 """Connections for the calls of known callers."""
 _FOR_OTHERS = 2
 """Of them, those that a tenant who has one leaves to those who have none."""
+_WITHIN = 30.0  # seconds for a statement, as other clients have, where the pool is the client's
 
 
 class Holder(NamedTuple):
@@ -54,10 +55,10 @@ def judged_by(judge: Callable[[], Awaitable[None]] | None) -> Iterator[None]:
         _JUDGE.reset(token)
 
 
-def sharing_client(pool: Any) -> Client:
-    """A client on an asyncpg pool whose callers share its connections."""
-    client = Client(pool)
-    client.connections = _SharedConnections(pool)
+def sharing_client(database: Any) -> Client:
+    """A client whose callers share its connections. ``database``: as a client's: its URL, or an asyncpg pool."""
+    client = Client(database)
+    client.connections = _SharedConnections(database)
     return client
 
 
@@ -112,8 +113,8 @@ class Shares:
 class _SharedConnections(Connections):
     """Connections for the calls of many callers."""
 
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool, within=None, patience=0)  # (the pool has its own limit)
+    def __init__(self, database: Any) -> None:
+        super().__init__(database, within=_WITHIN, patience=0)
         self._shares = Shares()
 
     @asynccontextmanager

@@ -108,7 +108,8 @@ class Line:
     async def turn_of(self, caller: str) -> AsyncIterator[None]:
         """Held while something is done for this caller, beyond its requests."""
         async with self._turns.of(caller, self._of_each), self._all:
-            yield
+            with holding_as(Holder(self)):  # (likewise)
+                yield
 
 
 def line_of_reports() -> Line:
