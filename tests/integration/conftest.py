@@ -15,7 +15,7 @@ from joex import Client, KeyedJobs
 from joex.core.job import NewJob, Priority, TakenJob
 from joex.core.lease import Mark
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, jobs, runs
+from joex.store import executors, jobs, migrate, runs
 from joex.store.database import connect
 from joex.store.executors import NewExecutor, Registered
 from tests.support.waiting import eventually
@@ -231,3 +231,20 @@ def rows(connection: asyncpg.Connection) -> Callable[[], Awaitable[Any]]:
         return [sorted(str(tuple(row)) for row in table) for table in tables]
 
     return read
+
+
+@pytest.fixture
+def upgrade(monkeypatch):
+    """Make a version of Joex that is newer by one number, in which the statements with this beginning differ."""
+    files = migrate._files
+
+    def make(*beginnings, sql="SELECT 1"):
+        def newer(folder):
+            found = files(folder)
+            for beginning in beginnings:
+                found = [(name, text.replace(f"\n{beginning}", f"\n{beginning} ")) for name, text in found]
+            return [*found, ("9999_next.sql", sql)] if folder == "migrations" else found
+
+        monkeypatch.setattr(migrate, "_files", newer)
+
+    return make

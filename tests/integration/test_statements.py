@@ -117,7 +117,11 @@ CALLS = {
     "must_be_allowed": "joex_private.must_be_allowed('{view}', 'default', 'a')",
     "visible": f"joex_private.visible('{{view}}', {NO_JOB})",
     "set_scopes": "joex_private.set_scopes('pg_monitor', '{view}', '{a}')",
-    "grant_scopes": None,  # set_scopes calls it
+    "objects": "count(*) FROM joex_private.objects()",
+    "rights_of": "count(*) FROM joex_private.rights_of('{view, executor}', true)",
+    "changes_of_rights": "count(*) FROM joex_private.changes_of_rights('{pg_monitor}', '{view}', true, false)",
+    "try_to_change_rights": "joex_private.try_to_change_rights('GRANT USAGE ON SCHEMA joex TO pg_monitor')",
+    "settle_rights": "joex_private.settle_rights('{pg_monitor}')",
     "secret_tables": "joex_private.secret_tables()",
     "name_of": "joex_private.name_of(f) FROM pg_proc f LIMIT 1",
     "secure": "joex_private.secure()",

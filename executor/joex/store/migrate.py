@@ -25,7 +25,7 @@ from importlib import resources
 import asyncpg
 
 from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
-from joex.store import refused_migrations
+from joex.store import in_the_way, refused_migrations
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
@@ -37,18 +37,6 @@ _LOCK = statement("LOCK TABLE joex_private.migration IN SHARE ROW EXCLUSIVE MODE
 _WAIT_BRIEFLY = statement("""
     SELECT set_config('lock_timeout', (300 + CASE WHEN $1::boolean THEN
         extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 ELSE 0 END)::integer::text, true)
-""")
-_IN_THE_WAY = statement("""
-    SELECT format('session %s (%s%s', a.pid, coalesce(nullif(a.application_name, ''), a.usename, a.backend_type),
-                  ', ' || a.state) AS what, a.xact_start AS since, a.backend_type = 'client backend' AS is_client
-    FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid() AND a.pid IN (
-        SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-        WHERE l.granted AND c.relnamespace IN (to_regnamespace('joex'), to_regnamespace('joex_private'))
-              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
-    UNION ALL
-    SELECT format('the prepared transaction %L (%s', p.gid, p.owner), p.prepared, true
-    FROM pg_prepared_xacts p WHERE p.database = current_database()
-    ORDER BY since LIMIT 3
 """)
 _VERSIONS_TABLE = """
     CREATE SCHEMA IF NOT EXISTS joex;
@@ -207,16 +195,18 @@ async def migrate(
         while True:
             try:
                 return await _migrate_now(connection, is_long=is_long, lock_out=lock_out)
-            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
-                rows = await connection.fetch(_IN_THE_WAY)
+            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InternalServerError) as error:
+                if isinstance(error, asyncpg.InternalServerError) and "tuple concurrently" not in str(error):
+                    raise
+                others = await in_the_way.users_of_schema(connection)
             except asyncpg.FeatureNotSupportedError as error:
                 if (found := await connection.fetchrow(_USERS_OF_TYPES)) is None:
                     raise
                 raise ConfigError(refused_migrations.type_in_use(found["name"], found["owner"])) from error
             except asyncpg.DependentObjectsStillExistError as error:
                 raise ConfigError(refused_migrations.has_dependents(error.detail or str(error))) from error
-            is_long = not all(row["is_client"] for row in rows)
-            line = refused_migrations.named([(row["what"], row["since"]) for row in rows])
+            is_long = not all(other.is_client for other in others)
+            line = refused_migrations.named(others)
             if time.monotonic() >= until:
                 raise DatabaseUnavailable(refused_migrations.schema_in_use(line))
             if line not in ("", told):  # (two commands that begin on an empty database are nothing to tell)
@@ -239,6 +229,7 @@ async def _migrate_now(connection: Connection, *, is_long: bool, lock_out: bool)
         missing = [migration for migration in known if migration.number > version]
         has_public = await connection.fetchval(_HAS_PUBLIC)  # DROP SCHEMA joex alone leaves all jobs where they are
         if not missing and has_public:
+            await connection.execute(_WAIT_BRIEFLY, is_long)
             await connection.execute(_SECURE_ONLY)  # a dump without rights may have been restored
             return []
         if version > known[-1].number:

@@ -1,9 +1,11 @@
-"""The texts of refused migrations: what is in the way, and what to do about it. In each of them nothing was done."""
+"""The texts of refused migrations and grants: what is in the way, and what to do about it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+
+from joex.store.in_the_way import Other
 
 LOCK_OUT = "--lock-out-executors"
 """The flag of ``joex migrate`` that makes a migration though executors that live are too old for it."""
@@ -11,9 +13,9 @@ LOCK_OUT = "--lock-out-executors"
 _MOST_NAMED = 3
 
 
-def named(transactions: Sequence[tuple[str, datetime | None]]) -> str:
+def named(transactions: Sequence[Other]) -> str:
     """The transactions in the way, each with the time since which it lasts, if this role may know that."""
-    return ", ".join(f"{what}{_since(began)})" for what, began in transactions)
+    return ", ".join(f"{one.what}{_since(one.since)})" for one in transactions)
 
 
 def schema_in_use(transactions: str) -> str:
@@ -22,6 +24,17 @@ def schema_in_use(transactions: str) -> str:
         "the schema can't be changed while other transactions use it: "
         f"{transactions or 'a transaction that makes it, or has ended'}; nothing was done: "
         "end them (pg_terminate_backend), or try again later"
+    )
+
+
+def rights_in_use(role: str, objects: Sequence[str], transactions: str) -> str:
+    """Other transactions have written the rights on these objects all the time. ``transactions``: as above."""
+    more = f" and {len(objects) - 1} more" if len(objects) > 1 else ""
+    return (
+        f"the scopes of {role} are set, and functions and views judge by them; but its rights on "
+        f"{objects[0]}{more} are as before, because another transaction has written them: "
+        f"{transactions or 'one that has ended'}; "
+        "end it (pg_terminate_backend), and give the same command again"
     )
 
 

@@ -1,13 +1,19 @@
-"""The scopes of roles of the database: see sql/15_access.sql."""
+"""The scopes of roles of the database: see sql/15_access.sql and sql/16_rights.sql."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
 
+from joex.errors import DatabaseUnavailable
+from joex.store import in_the_way, refused_migrations
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
-_SET_SCOPES = statement("SELECT joex_private.set_scopes($1::text, $2::text[], $3::text[], $4::text[])")
+_PATIENCE = 5.0
+_PAUSE = 0.5
+_SET_SCOPES = statement("SELECT joex_private.set_scopes($1::text, $2::text[], $3::text[], $4::text[], $5::boolean)")
 _ROLES = statement(
     "SELECT pg_get_userbyid(role) AS role, scopes, groups, queues FROM joex_private.role_scope ORDER BY role::text"
 )
@@ -23,14 +29,24 @@ class RoleScopes:
     queues: list[str] | None
 
 
-async def set_scopes(connection: Connection, role: RoleScopes) -> None:
+async def set_scopes(connection: Connection, role: RoleScopes, *, patience: float = _PATIENCE) -> None:
     """Grant a role these scopes instead of those that it has; none: revoke all. A role that was dropped: as listed.
+
+    Functions and views judge by the new scopes at once. The rights on them may take ``patience`` seconds, because other
+    transactions may have written them.
 
     Raises:
         InvalidJob: there is no such role or scope, or an executor would be bound.
+        DatabaseUnavailable: other transactions have written some rights all the time; the scopes are set.
     """
+    until, again = time.monotonic() + patience, False
     with translated():
-        await connection.execute(_SET_SCOPES, role.role, role.scopes, role.groups, role.queues)
+        while held := await connection.fetchval(_SET_SCOPES, role.role, role.scopes, role.groups, role.queues, again):
+            if time.monotonic() >= until:
+                line = refused_migrations.named(await in_the_way.writers_of_rights(connection))
+                raise DatabaseUnavailable(refused_migrations.rights_in_use(role.role, held, line))
+            again = True
+            await asyncio.sleep(_PAUSE)
 
 
 async def roles(connection: Connection) -> list[RoleScopes]:

@@ -166,19 +166,22 @@ BEGIN
 END $$;
 
 -- Grant these scopes to a role, in these groups and queues (null: in all), instead of those that it has. No scopes: revoke all.
+-- Returns the objects whose rights the role has still, or lacks, because another transaction has written them (see settle_rights): then the
+-- caller repeats this, p_again. What functions and views judge by is new as soon as this commits, whatever others hold.
 CREATE OR REPLACE FUNCTION joex_private.set_scopes(
-    p_role text, p_scopes text[], p_groups text[] DEFAULT NULL, p_queues text[] DEFAULT NULL
-) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+    p_role text, p_scopes text[], p_groups text[] DEFAULT NULL, p_queues text[] DEFAULT NULL, p_again boolean DEFAULT false
+) RETURNS text[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_role CONSTANT regrole := (SELECT r.oid FROM pg_roles r WHERE r.rolname = p_role);
-    v_hears boolean;
+    v_before joex_private.role_scope;
+    v_held text[];
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.set_scopes');
     -- (Of two grants at a time the second one sees what the first one has done.)
     LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE;
     IF p_scopes = '{}' AND EXISTS (SELECT FROM joex_private.role_scope s WHERE v_role IS NULL AND pg_get_userbyid(s.role) = p_role) THEN
         PERFORM joex_private.forget_dropped_roles();    -- (pg_get_userbyid, and so the list of roles, names it "unknown (OID=...)")
-        RETURN;
+        RETURN '{}';
     ELSIF v_role IS NULL THEN
         RAISE EXCEPTION 'role: this server has no role %', quote_ident(p_role) USING ERRCODE = '22023';
     ELSIF v_role = (SELECT c.relowner FROM pg_class c WHERE c.oid = 'joex_private.job'::regclass) THEN
@@ -189,19 +192,18 @@ BEGIN
     ELSIF 'executor' = ANY (p_scopes) AND num_nonnulls(p_groups, p_queues) > 0 THEN
         RAISE EXCEPTION 'scope: an executor runs the jobs of all groups: grant this scope without groups and queues' USING ERRCODE = '22023';
     END IF;
-    DELETE FROM joex_private.role_scope s WHERE s.role = v_role RETURNING joex_private.hears_events(s) INTO v_hears;
+    DELETE FROM joex_private.role_scope s WHERE s.role = v_role RETURNING s.* INTO v_before;
     INSERT INTO joex_private.role_scope (role, scopes, groups, queues)
     SELECT v_role, p_scopes, p_groups, p_queues WHERE p_scopes <> '{}';
-    PERFORM joex_private.note_act('set_scopes', p_role, p_detail => jsonb_build_object(
-        'scopes', p_scopes, 'groups', p_groups, 'queues', p_queues));
-    PERFORM joex_private.grants_changed(v_hears AND NOT EXISTS (
-        SELECT FROM joex_private.role_scope s WHERE s.role = v_role AND joex_private.hears_events(s)));
+    IF NOT p_again OR (v_before.scopes, v_before.groups, v_before.queues) IS DISTINCT FROM (nullif(p_scopes, '{}'), p_groups, p_queues) THEN
+        PERFORM joex_private.note_act('set_scopes', p_role, p_detail => jsonb_build_object(
+            'scopes', p_scopes, 'groups', p_groups, 'queues', p_queues));
+    END IF;
     PERFORM joex_private.secure(p_grants => false);     -- (a dump without rights was restored, say)
-    EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA joex, joex_private FROM %s', v_role);
-    EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA joex_private FROM %s', v_role);
-    EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA joex, joex_private FROM %s', v_role);
-    EXECUTE format('REVOKE ALL ON SCHEMA joex, joex_private FROM %s', v_role);
-    PERFORM joex_private.grant_scopes(s) FROM joex_private.role_scope s WHERE s.role = v_role;
+    v_held := joex_private.settle_rights(ARRAY[v_role]);
+    PERFORM joex_private.grants_changed(joex_private.hears_events(v_before) AND NOT EXISTS (
+        SELECT FROM joex_private.role_scope s WHERE s.role = v_role AND joex_private.hears_events(s)));
+    RETURN v_held;
 END $$;
 
 -- Whether a role with this grant learns the name of the channel of events.
@@ -237,55 +239,6 @@ BEGIN
     PERFORM joex_private.grants_changed(true = ANY (v_heard));
 END $$;
 
--- Grant to a role what its scopes need. roles_bound stays as it is when the last bound role is revoked: the server judges the right to
--- execute once, when a statement begins. So an open cursor or a long statement of that role still calls Joex's functions, which would take
--- it for an unbound one.
-CREATE OR REPLACE FUNCTION joex_private.grant_scopes(p joex_private.role_scope) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_all CONSTANT boolean := p.groups IS NULL AND p.queues IS NULL;
-    v_object record;
-BEGIN
-    IF NOT v_all THEN
-        PERFORM setval('joex_private.roles_bound', 2);
-    END IF;
-    EXECUTE format('GRANT USAGE ON SCHEMA joex, joex_private TO %s', p.role);
-    IF 'executor' = ANY (p.scopes) THEN
-        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex, joex_private TO %s', p.role);
-        -- (What only the owner writes.)
-        EXECUTE format('REVOKE INSERT, UPDATE, DELETE ON joex_private.this_database, joex_private.role_scope, joex_private.migration, '
-                       'joex_private.api_token, joex_private.act, joex_private.size_limit FROM %s', p.role);
-        EXECUTE format('REVOKE UPDATE, DELETE ON joex_private.queue FROM %s', p.role);    -- (else it could lead takes to any sequence)
-        EXECUTE format('GRANT UPDATE (last_used_at) ON joex_private.api_token TO %s', p.role);
-        EXECUTE format('GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA joex_private TO %s', p.role);
-        EXECUTE format('REVOKE USAGE, UPDATE ON SEQUENCE joex_private.roles_bound FROM %s', p.role);
-    END IF;
-    FOR v_object IN
-        SELECT f.oid::regprocedure AS name, joex_private.name_of(f) AS short, f.provolatile FROM pg_proc f
-        WHERE f.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace) AND f.prorettype <> 'trigger'::regtype LOOP
-        IF EXISTS (SELECT FROM joex_private.functions_of_scopes() s WHERE s.scope = ANY (p.scopes) AND v_object.short = ANY (s.functions))
-           OR 'executor' = ANY (p.scopes) AND NOT EXISTS (
-               SELECT FROM joex_private.functions_of_scopes() s WHERE s.scope = 'owner' AND v_object.short = ANY (s.functions))
-           -- (What Joex's own lists call.)
-           OR v_all AND 'view' = ANY (p.scopes) AND (v_object.provolatile <> 'v' OR v_object.short = 'joex_private.floor_epoch')
-              AND NOT EXISTS (SELECT FROM joex_private.functions_of_scopes() s WHERE v_object.short = ANY (s.functions)) THEN
-            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', v_object.name, p.role);
-        END IF;
-    END LOOP;
-    IF 'view' = ANY (p.scopes) THEN
-        FOR v_object IN
-            SELECT c.oid::regclass AS name, string_agg(quote_ident(a.attname), ', ') AS columns
-            FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-            WHERE (c.relnamespace = 'joex'::regnamespace OR v_all AND c.relnamespace = 'joex_private'::regnamespace)
-                  AND c.relkind IN ('r', 'v') AND c.oid NOT IN (SELECT joex_private.secret_tables())
-                  AND ('payloads' = ANY (p.scopes) OR a.attname <> ALL (joex_private.payloads())) GROUP BY c.oid LOOP
-            EXECUTE format('GRANT SELECT (%s) ON %s TO %s', v_object.columns, v_object.name, p.role);
-        END LOOP;
-        IF v_all THEN
-            EXECUTE format('GRANT SELECT ON ALL SEQUENCES IN SCHEMA joex_private TO %s', p.role);
-        END IF;
-    END IF;
-END $$;
-
 -- The tables that no scope reads but that of executors.
 CREATE OR REPLACE FUNCTION joex_private.secret_tables() RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
     SELECT c.oid::regclass FROM pg_catalog.pg_class c WHERE c.relnamespace = 'joex_private'::regnamespace
@@ -306,6 +259,7 @@ CREATE OR REPLACE FUNCTION joex_private.secure(p_grants boolean DEFAULT true) RE
 DECLARE
     v_function record;
     v_relation record;
+    v_held text[];
     v_inner CONSTANT text[] := '{allowed, announce, announce_ends, announce_short, choose, count_turns, draw, exact, free_ring, give_back_turns,
         hand_out, has_runnable, hold_ring, in_turns, is_awaited, is_client, is_heard, may, must_be_allowed, must_be_own_id, must_be_shallow,
         must_see_the_latest, promote, promote_in_turn, publish_plan, refuse_without_key, room, send,
@@ -352,6 +306,12 @@ BEGIN
     END LOOP;
     PERFORM joex_private.forget_dropped_roles();
     IF p_grants THEN
-        PERFORM joex_private.grant_scopes(s) FROM joex_private.role_scope s;
+        -- (All roles with the same scopes in one statement for each object: it writes the rights of all others there again.)
+        SELECT array_agg(h.name) INTO v_held
+        FROM (SELECT array_agg(s.role) AS roles FROM joex_private.role_scope s GROUP BY s.scopes, num_nonnulls(s.groups, s.queues) = 0) a,
+             unnest(joex_private.settle_rights(a.roles, p_revoke => false)) h(name);
+        IF v_held IS NOT NULL THEN
+            RAISE EXCEPTION 'another transaction has written the rights on %', v_held[1] USING ERRCODE = 'lock_not_available';
+        END IF;
     END IF;
 END $$;

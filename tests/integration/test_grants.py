@@ -1,0 +1,254 @@
+"""Grants and revocations, while a role has written rights in a transaction that it leaves open.
+
+Whoever has a right on an object may GRANT or REVOKE it. The server changes nothing, and writes the object's row all the
+same, so that every other grant on this object waits.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from joex.core.priority_turns import CountingScheme
+from joex.errors import DatabaseUnavailable
+from joex.store import runs
+from joex.store.migrate import migrate
+from joex.store.roles import RoleScopes, roles, set_scopes
+from tests.support.waiting import PATIENCE, eventually
+
+pytestmark = pytest.mark.postgres(16, 18)
+
+ROLES = ("joex_test_tenant", "joex_test_other")
+TENANT, OTHER = ROLES
+WRITES = {
+    "a grant on a function": f"GRANT EXECUTE ON FUNCTION joex.submit TO {OTHER}",
+    "a grant on the schemas": f"GRANT USAGE ON SCHEMA joex, joex_private TO {OTHER}",
+    "a revocation of its own": f"REVOKE EXECUTE ON FUNCTION joex.cancel FROM {TENANT}",
+    "all of its own": f"DROP OWNED BY {TENANT}",
+}
+each_write = pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+SUBMIT = "SELECT joex.submit('a', grp => 'mine')"
+WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
+RIGHTS = """
+    SELECT f.proname FROM pg_proc f, aclexplode(f.proacl) a WHERE a.grantee = $1::text::regrole
+    UNION ALL SELECT n.nspname FROM pg_namespace n, aclexplode(n.nspacl) a WHERE a.grantee = $1::text::regrole
+    UNION ALL SELECT c.relname FROM pg_class c, aclexplode(c.relacl) a WHERE a.grantee = $1::text::regrole
+    UNION ALL SELECT t.attname FROM pg_attribute t, aclexplode(t.attacl) a WHERE a.grantee = $1::text::regrole
+"""
+
+
+@pytest.fixture
+async def login(database_url: str, connection: asyncpg.Connection) -> AsyncIterator[Any]:
+    """Logs in as one of two roles."""
+    async with AsyncExitStack() as stack:
+        for role in ROLES:
+            await connection.execute(f"CREATE ROLE {role} LOGIN")
+
+        async def log_in(role: str) -> asyncpg.Connection:
+            settings = {"default_transaction_isolation": "read committed"}
+            made = await asyncpg.connect(database_url, user=role, server_settings=settings)
+            stack.push_async_callback(made.close)
+            return made
+
+        yield log_in
+    for role in ROLES:
+        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@asynccontextmanager
+async def left_open(session: asyncpg.Connection, sql: str) -> AsyncIterator[None]:
+    """A transaction of this session that has executed the statement, and goes on."""
+    transaction = session.transaction()
+    await transaction.start()
+    await session.execute(sql)
+    try:
+        yield
+    finally:
+        await transaction.commit()
+
+
+async def submissions_refused(*sessions: asyncpg.Connection) -> None:
+    for session in sessions:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            async with session.transaction():
+                await session.execute(SUBMIT)
+
+
+@pytest.mark.parametrize("groups", [None, ["mine"]], ids=["everywhere", "bound"])
+@each_write
+async def test_a_revocation_works_at_once_whatever_rights_its_role_has_written(login, connection, write, groups):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], groups, None))
+    tenant, second = await login(TENANT), await login(TENANT)
+    revoked = RoleScopes(TENANT, [], None, None)
+    async with left_open(tenant, write):
+        await second.execute(SUBMIT)
+        named = rf"session {tenant.get_server_pid()} \({TENANT}, idle in transaction since 20.*same command again"
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(DatabaseUnavailable, match=named):
+                await set_scopes(connection, revoked, patience=0)
+        assert await roles(connection) == []
+        await submissions_refused(tenant, second)
+    await submissions_refused(tenant, second)
+    await set_scopes(connection, revoked)
+    assert await connection.fetch(RIGHTS, TENANT) == []
+
+
+@each_write
+async def test_a_grant_of_another_role_gives_what_it_can_and_the_same_command_completes_it(
+    login, connection, bench, write
+):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    await set_scopes(connection, RoleScopes(OTHER, ["operate"], ["theirs"], None))
+    tenant, other = await login(TENANT), await login(OTHER)
+    job = await bench.submit("theirs")
+    wanted = RoleScopes(OTHER, ["operate", "submit"], ["theirs"], None)
+    async with left_open(tenant, write):
+        if "submit" in write or "DROP" in write:
+            with pytest.raises(
+                DatabaseUnavailable, match=rf"rights on joex\..*session {tenant.get_server_pid()} \({TENANT}"
+            ):
+                await set_scopes(connection, wanted, patience=0)
+        else:  # (it has these rights)
+            await set_scopes(connection, wanted, patience=0)
+        assert [one.scopes for one in await roles(connection) if one.role == OTHER] == [["operate", "submit"]]
+        assert await other.fetchval("SELECT joex.set_priority($1, 'high')", job)  # what it had, it has
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await other.execute(SUBMIT)
+    await set_scopes(connection, wanted)
+    assert await other.fetchval("SELECT joex.submit('a', grp => 'theirs')") is not None
+
+
+async def test_a_revocation_that_can_not_take_rights_does_not_hold_up_takes_from_a_new_queue(
+    login, connection, another_connection, bench
+):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    await set_scopes(connection, RoleScopes(OTHER, ["executor"], None, None))
+    tenant, executor = await login(TENANT), await login(OTHER)
+    me = await bench.executor()
+    may = "SELECT has_sequence_privilege(cursor, 'UPDATE') FROM joex_private.queue WHERE name = $1"
+    async with left_open(tenant, WRITES["all of its own"]):
+        revoking = asyncio.ensure_future(
+            set_scopes(await another_connection(), RoleScopes(TENANT, [], None, None), patience=3600)
+        )
+        for nr in range(3):
+            await bench.submit(queue=f"queue {nr}")
+
+            async def is_granted(queue: str = f"queue {nr}") -> bool:
+                await runs.take(executor, me, [queue], 1, CountingScheme(4, 1))
+                return await executor.fetchval(may, queue) is True
+
+            await eventually(is_granted)
+        assert not revoking.done()
+    await asyncio.wait_for(revoking, PATIENCE)
+
+
+async def test_a_revocation_goes_on_when_the_transaction_in_its_way_commits(login, connection, another_connection):
+    """The server refuses it then: `tuple concurrently updated`."""
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    await connection.execute("ALTER FUNCTION joex_private.settle_rights SET lock_timeout = '1min'")
+    tenant, watch = await login(TENANT), await another_connection()
+    async with left_open(tenant, WRITES["all of its own"]):
+        revoking = asyncio.ensure_future(set_scopes(connection, RoleScopes(TENANT, [], None, None)))
+        await eventually(lambda: watch.fetchval(WAITS, connection.get_server_pid()))
+    await asyncio.wait_for(revoking, PATIENCE)
+    assert await watch.fetch(RIGHTS, TENANT) == []
+
+
+async def test_a_role_that_keeps_the_columns_of_payloads_sees_nothing_until_they_are_taken(login, connection, bench):
+    """No view judges by the scope payloads."""
+    await bench.submit("mine", args={"secret": 1})
+    await set_scopes(connection, RoleScopes(TENANT, ["view", "payloads"], ["mine"], None))
+    tenant = await login(TENANT)
+    less = RoleScopes(TENANT, ["view"], ["mine"], None)
+    async with left_open(tenant, f"GRANT SELECT (args) ON joex.jobs TO {OTHER}"):
+        with pytest.raises(DatabaseUnavailable, match=rf"rights on joex.jobs.*session {tenant.get_server_pid()}"):
+            await set_scopes(connection, less, patience=0)
+        assert await tenant.fetch("SELECT args FROM joex.jobs") == []
+    await set_scopes(connection, less)
+    assert await tenant.fetchval("SELECT count(*) FROM joex.jobs") == 1
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await tenant.execute("SELECT args FROM joex.jobs")
+    noted = "SELECT count(*) FROM joex.audit WHERE act = 'set_scopes' AND subject = $1"
+    assert await connection.fetchval(noted, TENANT) == 3
+
+
+async def test_a_grant_that_is_tried_again_is_noted_once(login, connection):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    tenant = await login(TENANT)
+    async with left_open(tenant, WRITES["all of its own"]):
+        with pytest.raises(DatabaseUnavailable):
+            await set_scopes(connection, RoleScopes(TENANT, [], None, None), patience=1)
+    assert await connection.fetchval("SELECT count(*) FROM joex.audit WHERE act = 'set_scopes'") == 2
+
+
+async def test_a_role_of_which_nothing_but_the_scopes_is_revoked_can_do_nothing(login, connection, bench):
+    """It keeps all rights, as one that has written them all does."""
+    every = ["view", "payloads", "submit", "work", "operate"]
+    jobs = [await bench.job_in("failed", await bench.executor(), group="mine"), await bench.submit("mine")]
+    await set_scopes(connection, RoleScopes(TENANT, every, ["mine"], ["default"]))
+    tenant = await login(TENANT)
+    before = await connection.fetch("SELECT id, state, priority FROM joex.jobs ORDER BY id")
+    await connection.execute("DELETE FROM joex_private.role_scope")
+    views = await connection.fetch(
+        "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'joex'::regnamespace AND relkind = 'v'"
+    )
+    for [view] in views:
+        assert await tenant.fetchval(f"SELECT count(*) FROM {view}") == 0, view  # noqa: S608 - from the catalogue
+    for call in (
+        "joex.submit('a', grp => 'mine')", "joex.submit_many('{a}', grps => '{mine}')", "joex.set_group('mine')",
+        "joex.set_queue('default', true)", "joex_private.accept('default')", "joex_private.add('a', '\\x02610000')",
+        "joex.events_channel()", "joex.shares()", "joex_private.drain('a')",
+        "joex.put_periodic_task('t', 'a', 'daily', grp => 'mine')", "joex_private.set_timeout('a', '1s')",
+    ):  # fmt: skip
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"may not use group|is bound to groups"):
+            await tenant.execute(f"SELECT {call}")
+    for job in jobs:
+        assert await tenant.fetchval("SELECT joex.cancel($1)", job) == "not_found"
+        assert await tenant.fetchval("SELECT joex.remove($1)", job) == "not_found"
+        assert not await tenant.fetchval("SELECT joex.retry($1)", job)
+        assert not await tenant.fetchval("SELECT joex.set_priority($1, 'high')", job)
+        assert await tenant.fetch("SELECT * FROM joex.log($1)", job) == []
+        assert await tenant.fetch("SELECT * FROM joex.attempts($1)", job) == []
+    assert await tenant.fetchval("SELECT joex.retry_failed()") == 0
+    assert await connection.fetch("SELECT id, state, priority FROM joex.jobs ORDER BY id") == before
+
+
+async def test_a_migration_names_the_session_that_has_written_rights_and_goes_on_when_it_commits(
+    login, connection, another_connection, upgrade
+):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    tenant = await login(TENANT)
+    watch = await another_connection()
+    upgrade("CREATE OR REPLACE FUNCTION joex.submit(")
+    named = rf"session {tenant.get_server_pid()} \({TENANT}, idle in transaction since 20"
+    told: asyncio.Queue[str] = asyncio.Queue()
+    async with left_open(tenant, WRITES["a grant on a function"]):
+        with pytest.raises(DatabaseUnavailable, match=named):
+            await migrate(connection, patience=0)
+        at_work = asyncio.create_task(migrate(connection, patience=3600, tell=told.put_nowait))
+        assert f"{TENANT}, idle in transaction" in await asyncio.wait_for(told.get(), PATIENCE)
+        await eventually(lambda: watch.fetchval(WAITS, connection.get_server_pid()))  # (the server refuses it then)
+    assert await asyncio.wait_for(at_work, PATIENCE) == ["9999_next"]
+
+
+async def test_a_migration_does_not_wait_for_rights_that_it_does_not_change(login, connection, upgrade):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    tenant = await login(TENANT)
+    upgrade("CREATE OR REPLACE FUNCTION joex_private.lane(")
+    async with left_open(tenant, f"{WRITES['a grant on a function']}; {WRITES['a grant on the schemas']}"):
+        assert await migrate(connection, patience=0) == ["9999_next"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_a_prepared_transaction_that_has_written_rights_is_named(login, connection, end):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    tenant = await login(TENANT)
+    await tenant.execute(f"BEGIN; SAVEPOINT a; {WRITES['a grant on a function']}; PREPARE TRANSACTION 'forgotten'")
+    try:
+        with pytest.raises(DatabaseUnavailable, match=rf"the prepared transaction 'forgotten' \({TENANT} since 20"):
+            await set_scopes(connection, RoleScopes(TENANT, [], None, None), patience=0)
+    finally:
+        await connection.execute(f"{end} PREPARED 'forgotten'")
