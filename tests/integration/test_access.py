@@ -222,7 +222,7 @@ WRITES = """
     joex.submit('a')
     joex.submit_many(ARRAY['a', 'b'])
     joex.submit_many(ARRAY['a', 'b'], trackers => ARRAY['x', 'y'])
-    joex_private.add('a', '\\x0161')
+    joex_private.add('a', '\x0161')
     joex.cancel({waiting})
     joex.update({running}, {lock_id})
     joex.finish({running}, {lock_id})
@@ -373,7 +373,7 @@ async def test_names_and_operators_of_a_caller_lead_nowhere(roles_of, connection
     await connection.execute(f"DROP SCHEMA trap CASCADE; REVOKE ALL ON TYPE joex_private.queue_name FROM {role}")
 
 
-# Each function of a bound role that compares a name which its caller gives, or passes it on to one that does.
+# A call of each function of a bound role that compares a name which its caller gives, or passes it on to one that does.
 COMPARES = (
     "joex.submit('a', grp => 'mine' COLLATE {})",
     "joex.submit('a', grp => 'mine' COLLATE {}, once => '00000000-0000-0000-0000-000000000001')",
@@ -389,7 +389,30 @@ COMPARES = (
     "joex.subscribe('me' COLLATE {}, '1 minute')",
     "joex.wait_no_more('me' COLLATE {}, ARRAY(SELECT id FROM joex.jobs))",
     "joex.unsubscribe('me' COLLATE {})",
+    "joex.retry_failed(grp => 'mine' COLLATE {})",
+    "joex.retry_failed(task => 'a' COLLATE {})",
+    "joex.remove_periodic_task('p' COLLATE {})",
+    "joex.enable_periodic_task('p', grp => 'mine' COLLATE {})",
+    "joex.run_periodic_task('p', queue => 'mine' COLLATE {})",
+    r"joex_private.find('a' COLLATE {}, '\x0161')",
+    r"joex_private.run_of('a' COLLATE {}, '\x0161', '00000000-0000-0000-0000-000000000001')",
+    "joex_private.wake_all('mine' COLLATE {})",
 )
+# The same of those that a bound role may not call.
+COMPARES_OF_ALL = ("joex_private.set_timeout('a' COLLATE {}, NULL)", "joex_private.drain('a' COLLATE {})")
+# What compares its caller's texts with no name, but with states and scopes.
+COMPARES_NO_NAME = {
+    "joex.finish", "joex.set_priority", "joex.update", "joex.wait_for", "joex_private.bounds", "joex_private.in_both",
+}  # fmt: skip
+
+
+async def test_of_each_function_that_takes_texts_it_is_known_whether_it_compares_names(connection):
+    rows = await connection.fetch("""
+        SELECT DISTINCT joex_private.name_of(f) FROM pg_proc f CROSS JOIN joex_private.functions_of_scopes() s
+        WHERE joex_private.name_of(f) = ANY (s.functions) AND s.scope NOT IN ('executor', 'owner')
+              AND f.proargtypes::oid[] && ARRAY['text'::regtype, 'text[]'::regtype]::oid[]""")
+    known = {call.partition("(")[0] for call in COMPARES + COMPARES_OF_ALL} | COMPARES_NO_NAME
+    assert {row[0] for row in rows} == known
 
 
 async def test_a_collation_of_a_caller_makes_no_two_names_equal(roles_of, connection):
@@ -406,6 +429,19 @@ async def test_a_collation_of_a_caller_makes_no_two_names_equal(roles_of, connec
         with pytest.raises(asyncpg.InvalidParameterValueError, match="collation: expected one of pg_catalog"):
             await session.execute(f"SELECT {call.format('pg_temp.own')}")
         await session.execute(f"SELECT {call.format(chr(34) + 'C' + chr(34))}")
+
+
+async def test_a_collation_of_a_caller_makes_no_two_names_equal_where_no_role_is_bound_either(roles_of, connection):
+    unbound = await roles_of("submit", "operate", "work", "view")
+    await unbound.execute('CREATE COLLATION pg_temp.own FROM "C"')
+    await connection.execute("SELECT joex.set_group('other', max_waiting => 1)")  # (else a submission compares nothing)
+    job_id = await connection.fetchval("SELECT joex.submit('a')")
+    await connection.execute("SELECT joex.subscribe('other', '1 minute')")
+    await connection.execute("SELECT joex.wait_for('other', ARRAY[$1::uuid])", job_id)
+    for call in COMPARES + COMPARES_OF_ALL:
+        if "once" not in call and "submit_many" not in call:  # (which compares the names of the rows that it has made)
+            with pytest.raises(asyncpg.InvalidParameterValueError, match="collation: expected one of pg_catalog"):
+                await unbound.execute(f"SELECT {call.format('pg_temp.own')}")
 
 
 # What a role that is bound to the group mine gets for a job of another group: the same as for one that does not exist.

@@ -265,6 +265,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_gen
 DECLARE
     v_id uuid;
 BEGIN
+    p_task := joex_private.exact(p_task);
     SELECT j.id INTO v_id FROM joex_private.job j WHERE j.task = p_task AND j.key = p_key AND j.key IS NOT NULL;
     IF v_id IS NULL AND octet_length(p_key) = 17 AND get_byte(p_key, 0) = 48 THEN   -- a UUID of the tuple layer
         SELECT j.id INTO v_id FROM joex_private.job j

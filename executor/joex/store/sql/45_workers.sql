@@ -94,7 +94,7 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.set_timeout(p_task text, p_timeout interval, p_renewable boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL);
+    PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.exact(p_task);
     p_timeout := joex_private.in_seconds(p_timeout);
     IF p_timeout IS NULL THEN
         DELETE FROM joex_private.task_timeout t WHERE t.task = p_task;

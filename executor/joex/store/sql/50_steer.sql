@@ -200,7 +200,7 @@ DECLARE
     v_held text[] := '{}';
     v_all bigint := 0;
 BEGIN
-    PERFORM joex_private.check_most(most);
+    PERFORM joex_private.check_most(most), joex_private.exact(task);
     -- (Finished keyed jobs have an index of their own: the two are merged in order. Jobs whose tracker another job has, or that others have
     -- locked, must not fill the limit: they stay the oldest. No index has failed jobs alone: its condition would name the state, so that no
     -- start of a run could be a HOT update, as 5,100 of 6,000 were.)

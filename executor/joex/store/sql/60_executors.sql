@@ -432,6 +432,7 @@ DECLARE
     v_executor record;
 BEGIN
     PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.must_see_the_latest('joex_private.drain');
+    PERFORM joex_private.exact(p_app_id);
     FOR v_executor IN SELECT e.id, e.app_id FROM joex_private.executor e
                       WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) ORDER BY e.id LOOP
         UPDATE joex_private.executor SET draining = true WHERE id = v_executor.id AND left_at IS NULL;

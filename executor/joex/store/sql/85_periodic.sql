@@ -117,6 +117,7 @@ DECLARE
     v_one joex_private.periodic_task;
     v_found joex_private.periodic_task;
 BEGIN
+    PERFORM joex_private.exact(p_id);
     FOR v_one IN
         SELECT * FROM joex_private.periodic_task t
         WHERE t.id = p_id AND (p_queue IS NULL OR t.queue = p_queue) AND (p_grp IS NULL OR t.grp = p_grp)
@@ -185,7 +186,7 @@ BEGIN
     END IF;
     UPDATE joex_private.periodic_task t SET enabled = enabled
     WHERE (t.id, t.queue, t.grp) = (v_task.id, v_task.queue, v_task.grp);
-    PERFORM joex_private.note_act('enable_periodic_task', id, v_task.queue, v_task.grp, jsonb_build_object('enabled', enabled));
+    PERFORM joex_private.note_act('enable_periodic_task', v_task.id, v_task.queue, v_task.grp, jsonb_build_object('enabled', enabled));
     RETURN 'set';
 END $$;
 
@@ -254,7 +255,7 @@ BEGIN
         answer := CASE WHEN job IS NULL THEN 'overlapping' ELSE 'submitted' END;
         UPDATE joex_private.periodic_task t SET last_job = coalesce(job, t.last_job)
         WHERE (t.id, t.queue, t.grp) = (v_task.id, v_task.queue, v_task.grp);
-        PERFORM joex_private.note_act('run_periodic_task', id, v_task.queue, v_task.grp, jsonb_build_object('job', job)) WHERE job IS NOT NULL;
+        PERFORM joex_private.note_act('run_periodic_task', v_task.id, v_task.queue, v_task.grp, jsonb_build_object('job', job)) WHERE job IS NOT NULL;
     END IF;
     RETURN NEXT;
 END $$;
