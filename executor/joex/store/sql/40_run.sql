@@ -279,11 +279,13 @@ BEGIN
         END LOOP;
     END IF;
     -- A group with a limit may have room again. An executor that still takes jobs polls by itself when its run has ended. (The row of
-    -- the job names an app-id, and one that takes jobs may live beside those that drain.)
-    IF EXISTS (SELECT FROM joex_private.group_setting g WHERE g.max_running IS NOT NULL) THEN
-        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
-                       FROM joex_private.job j JOIN joex_private.group_setting g USING (queue, ring)
-                       WHERE j.id = ANY (ids) AND j.finished_at IS NOT NULL AND g.max_running IS NOT NULL
+    -- the job names an app-id, and one that takes jobs may live beside those that drain. It probes for the limits of the groups of
+    -- these jobs: to look for one of any group is to walk over all those that an open transaction has set.)
+    IF pg_sequence_last_value('joex_private.limits_running') IS DISTINCT FROM 1 THEN
+        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex_private.job j
+                       WHERE j.id = ANY (ids) AND j.finished_at IS NOT NULL
+                             AND EXISTS (SELECT FROM joex_private.group_setting s
+                                         WHERE s.queue = j.queue AND s.ring = j.ring AND s.max_running IS NOT NULL OFFSET 0)
                              AND coalesce((SELECT bool_or(e.draining) FROM joex_private.executor e
                                            WHERE e.app_id = j.app_id AND e.left_at IS NULL), true)
                        GROUP BY j.queue LOOP

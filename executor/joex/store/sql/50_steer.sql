@@ -258,6 +258,9 @@ BEGIN
     PERFORM joex_private.must_be_allowed('{operate}', queue, CASE WHEN num_nonnulls(weight, max_running, max_waiting) = 0 THEN grp END);
     PERFORM joex_private.must_be_allowed('{operate}', queue, grp);
     PERFORM joex_private.check_name('group', grp), joex_private.check_name('queue', queue);
+    IF max_running >= 0 THEN
+        PERFORM setval('joex_private.limits_running', 2);
+    END IF;
     INSERT INTO joex_private.group_setting AS g (queue, grp, ring, weight, paused, max_running, max_waiting)
     VALUES (queue, grp, joex_private.ring(grp), coalesce(weight, 1), coalesce(paused, false), nullif(max_running, -1),
             nullif(max_waiting, -1))
