@@ -285,8 +285,8 @@ async def test_below_very_many_savepoints_no_row_is_removed_that_an_outer_one_ha
 ):
     """Its xmax is the number of a group of lockers, whose counter each role can bring near the ids of transactions."""
     await connection.execute("CREATE TABLE public.mine AS SELECT generate_series(1, 255) AS id")
-    for nr in range(8):
-        locker = await another_connection()
+    lockers = [await another_connection() for _ in range(8)]
+    for nr, locker in enumerate(lockers):
         await locker.execute(f"BEGIN; SELECT FROM public.mine WHERE id & {1 << nr} > 0 FOR SHARE")
     keyed = await connection.fetchval("SELECT joex_private.add('a', '\\x0162')")
     await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED; SAVEPOINT outer_one")
@@ -294,8 +294,8 @@ async def test_below_very_many_savepoints_no_row_is_removed_that_an_outer_one_ha
     await connection.execute("SAVEPOINT s;" * 150)
     behind = "SELECT pg_current_xact_id()::xid::text::bigint - mxid_age('1')"
     while (missing := await connection.fetchval(behind)) > 0:
-        await locker.execute("COMMIT")
-        await locker.execute(f"BEGIN; SELECT FROM public.mine WHERE id <= {missing} FOR SHARE")
+        await lockers[0].execute("COMMIT")
+        await lockers[0].execute(f"BEGIN; SELECT FROM public.mine WHERE id <= {missing} FOR SHARE")
     with pytest.raises(asyncpg.ProgramLimitExceededError):
         await connection.execute(f"SELECT joex.remove('{keyed}')")
 
