@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -15,8 +17,11 @@ from kopf._cogs.structs.references import NamespaceName, Resource
 from kubernetes.aio.client import ApiClient, Configuration
 
 from joex_operator.cluster import watch_session
+from joex_operator.cluster.kopf_watches import KopfWatches
+from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi
 from joex_operator.cluster.watch_session import WatchSession
-from tests.support.waiting import PATIENCE
+from joex_operator.metrics import OperatorMetrics
+from tests.support.waiting import PATIENCE, eventually
 
 PODS, POOLS = "/api/v1/pods", "/apis/joex.dev/v1alpha1/joexpools"
 SHOP = "/api/v1/namespaces/shop/pods"
@@ -33,7 +38,8 @@ class ApiServer:
     async def answer(self, request: web.Request) -> web.Response:
         self.tokens.append(request.headers.get("Authorization", ""))
         self.asked.set()
-        return web.json_response({}, status=self.status)
+        is_watch = request.query.get("watch") == "true" and self.status < 400  # nothing happens before it ends
+        return web.Response() if is_watch else web.json_response({}, status=self.status)
 
 
 @pytest.fixture
@@ -149,6 +155,48 @@ async def test_kopf_goes_on_trying_a_watch_in_a_namespace_that_the_api_server_re
     kopf_watch.cancel()
     await asyncio.wait({kopf_watch})
     await session.close()
+
+
+@pytest.mark.parametrize("status", [400, 404, 410, 422])
+async def test_kopf_goes_on_trying_a_watch_and_lists_anew_after_an_error_of_a_client(
+    api_server: ApiServer, client: ApiClient, status: int
+) -> None:
+    """After one such answer, to one watch, kopf would end all of them for good."""
+    listed = asyncio.Event()
+    session = WatchSession(client, [PODS], listed.set)
+    auth.vault_var.set(Vault({"one": await session.login()}))
+    settings = OperatorSettings()
+    settings.networking.error_backoffs = (0.0,)
+    pods = Resource(group="", version="v1", plural="pods", namespaced=True)
+
+    async def watch_for_ever() -> None:
+        async for _ in watching.infinite_watch(settings=settings, resource=pods, namespace=None):
+            pass
+
+    kopf_watch = asyncio.create_task(watch_for_ever())
+    await eventually(lambda: session.problem() is None)
+    api_server.status, before = status, len(api_server.tokens)
+    await eventually(lambda: len(api_server.tokens) > before + 4 or kopf_watch.done())
+    said = session.problem()
+    assert said is not None
+    assert said.startswith(f"the watch on {PODS}: {status}")
+    listed.clear()
+    api_server.status = 200
+    await eventually(lambda: listed.is_set() or kopf_watch.done())
+    assert not kopf_watch.done(), kopf_watch
+    kopf_watch.cancel()
+    await asyncio.wait({kopf_watch})
+    await session.close()
+
+
+async def test_the_operator_starts_over_when_kopf_has_ended(client: ApiClient) -> None:
+    """Its thread hung, and the operator went on without watches, until kopf killed the process ten minutes later."""
+    api = KubernetesApi(client, OperatorMetrics())
+    fleet: Any = Mock()  # kopf ends at once: the API server names no versions
+    watches = KopfWatches(api, fleet, Mock(), (), claims=Mock(), identity="operator", binding="joex:operator")
+    with pytest.raises(ApiError, match="the watches on the API server have ended: KeyError"):
+        async with asyncio.timeout(PATIENCE):
+            await watches.run()
 
 
 async def test_what_fails_before_the_first_watch_is_told(client: ApiClient, session: WatchSession) -> None:

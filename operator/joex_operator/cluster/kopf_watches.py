@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import cycle
 from typing import Any
@@ -153,7 +153,7 @@ class KopfWatches:
         try:
             await asyncio.shield(ended)
         finally:
-            stop.set_result(None)
+            _set(stop)
         raise ApiError(f"the watches on the API server have ended: {ended.result()}")
 
     def _start(self, stop: Future[None]) -> asyncio.Future[str]:
@@ -191,6 +191,7 @@ class KopfWatches:
                 stop_flag=stop,
             )
         finally:
+            _set(stop)  # kopf waits for it in a thread, for which the loop waits at its end
             await self._session.close()
 
     def _note_list(self) -> None:
@@ -300,6 +301,11 @@ class KopfWatches:
         manifest = {**body, "kind": kind, "apiVersion": f"{GROUP}/{VERSION}"}
         if self._fleet.keep_status(manifest):  # a list may come after a newer event
             self._controller.put({key: value for key, value in manifest.items() if key != "status"})
+
+
+def _set(stop: Future[None]) -> None:
+    with suppress(InvalidStateError):  # it is set already
+        stop.set_result(None)
 
 
 def _handlers(session: WatchSession, hand_over: Callable[[str, kopf.RawEvent], None]) -> kopf.OperatorRegistry:

@@ -4,8 +4,9 @@ kopf retries failed watches and does not report whether they succeed. So the ses
 the latest request succeeded. Nor does kopf report which objects were deleted before it lists anew, as it must where the
 API server has no older changes any more, for example after its restart: so the session tells of such lists.
 
-kopf gives a watch up after a 403 or 404, for ever and without a word. In a namespace that the operator watches by its
-name, both are for its owner to mend: kopf sees them as 429 there, after which alone it goes on trying.
+kopf gives all watches up after an answer such as 400, 404 or 410 to one of them. So it sees 429 in their place, after
+which alone it goes on trying, and lists anew. In a namespace that the operator watches by its name, 403 and 404 are for
+its owner to mend.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from joex_operator.cluster.kubernetes_api import describe
 _LOGIN_EVERY = 2.0
 """Seconds between two sessions, because kopf asks for a new one after each 401."""
 _REFUSALS, _TOO_MANY = (403, 404), 429
+_LOGIN, _LEAST_ERROR, _LEAST_FAILURE = 401, 400, 500
+"""Statuses: kopf asks for a new session, and tries again by itself."""
 _REFUSED_AGAIN_IN = 20.0
 """Seconds before kopf, which logs each try, learns of a refusal. Its requests may take thirty."""
 _REFUSED_FOR = 90.0
@@ -143,10 +146,13 @@ class WatchSession:
     ) -> None:
         answer, path = request.response, self._path(request.url)
         if not answer.ok:
-            self._note(request.url, f"{answer.status} {answer.reason}")
-            if answer.status in _REFUSALS and path in self._paths and "/namespaces/" in path:
+            status = answer.status
+            self._note(request.url, f"{status} {answer.reason}")
+            if path not in self._paths or status == _LOGIN or not _LEAST_ERROR <= status < _LEAST_FAILURE:
+                return
+            answer.status = _TOO_MANY
+            if status in _REFUSALS and "/namespaces/" in path:
                 self._refused_at[path] = time.monotonic()
-                answer.status = _TOO_MANY
                 await asyncio.sleep(_REFUSED_AGAIN_IN)
         elif request.url.query.get("watch") == "true":
             self._wrong.pop(path, None)
