@@ -294,6 +294,13 @@ def test_a_token_of_sixteen_characters_is_accepted_and_an_empty_one_is_none(monk
     assert load_settings().api_token is None
 
 
+def test_a_url_of_any_length_is_none():
+    """It would be as long in each metric of an operator."""
+    check_database_url("postgresql://joex@db/" + "x" * 4000)
+    with pytest.raises(ValueError, match=r"^expected a URL of at most 4096 characters; got 900021$"):
+        check_database_url("postgresql://joex@db/" + "x" * 900_000)
+
+
 @pytest.mark.parametrize(
     "url",
     [

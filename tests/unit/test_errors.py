@@ -78,6 +78,14 @@ def test_a_foreign_error_becomes_the_one_that_says_what_to_do_and_stays_its_caus
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [asyncpg.InvalidPasswordError, asyncpg.UndefinedTableError, asyncpg.DataError])
+def test_an_error_of_a_server_is_cut_because_it_may_send_any_number_of_characters(kind):
+    said = str(translate(postgres_error(kind, "x\n y" * 5_000_000)))
+    assert "\n" not in said
+    assert said.endswith("… (cut, 20,000,000 characters)")
+    assert len(said) < 2100
+
+
 def test_the_code_with_which_take_refuses_a_dead_executor_becomes_lease_lost():
     class Refused(asyncpg.PostgresError):
         sqlstate = LEASE_LOST

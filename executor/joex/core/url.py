@@ -19,6 +19,7 @@ _HOSTS = "a host or a port can't be read: expected host:port, or several of them
 _PARAMETERS = "the parameters after the ? can't be read: expected name=value, separated by &"
 _RESERVED = re.compile(r"[@/?#\[\]\t\r\n]")
 _LAST_PORT = 65535
+_LONGEST = 4096
 ANY, READ_WRITE = "any", "read-write"
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 _SESSIONS = (ANY, "primary", "standby", "prefer-standby", READ_WRITE, "read-only")
@@ -31,6 +32,8 @@ def check_database_url(url: str) -> None:
         ValueError: the text is not a PostgreSQL URL, is ambiguous, or has an unknown ``target_session_attrs``. The
             message says which part is wrong, and never shows a part that may be a password.
     """
+    if len(url) > _LONGEST:
+        raise ValueError(f"expected a URL of at most {_LONGEST} characters; got {len(url)}")
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("postgresql", "postgres"):
         got = f"a URL with the scheme {scheme!r}" if re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) else "something else"

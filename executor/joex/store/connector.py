@@ -218,9 +218,10 @@ class Connector:
 def _parameter_error(error: Exception) -> ConfigError:
     if not isinstance(error, asyncpg.UndefinedObjectError):
         return ConfigError(f"database URL: {reason(error)}")
-    name = re.search(r'"(.*)"', str(error))
+    said = reason(error)
+    name = re.search(r'"(.*)"', said)
     return ConfigError(
-        f"database URL: there is no parameter {name[1] if name else str(error)!r}; after the ? come sslmode, "
+        f"database URL: there is no parameter {name[1] if name else said!r}; after the ? come sslmode, "
         "target_session_attrs and the like, or settings of the server"
     )
 

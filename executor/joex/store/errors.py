@@ -16,6 +16,7 @@ from types import TracebackType
 
 import asyncpg
 
+from joex.core.text import cut
 from joex.errors import ConfigError, DatabaseUnavailable, GroupFull, InvalidJob, JoexError, LeaseLost, SchemaError
 
 LEASE_LOST = "JX001"
@@ -40,6 +41,8 @@ _OURS: dict[str, Callable[[str], JoexError]] = {
     GROUP_FULL: GroupFull,
     SCHEMA_TOO_NEW: partial(SchemaError, reason="SchemaTooNew"),
 }
+_LONGEST_REASON = 2000
+"""Characters: a server that is none, or one of somebody else, may send any number, which would fill a log."""
 _READ_ONLY = "25006"
 # SQLSTATEs, or their beginnings: a class has two characters.
 _UNAVAILABLE = (
@@ -135,7 +138,7 @@ def reason(error: BaseException) -> str:
     if told is not None and told.message_primary:  # (the text of psycopg has more: the line of SQL, the context)
         parts = {"": told.message_primary, "DETAIL: ": told.message_detail, "HINT: ": told.message_hint}
         text = " ".join(f"{name}{part}" for name, part in parts.items() if part)
-    text = " ".join(text.split())
+    text = " ".join(cut(text, _LONGEST_REASON).split())
     return f"{READ_ONLY}: {text}" if _sqlstate(error) == _READ_ONLY else text
 
 
