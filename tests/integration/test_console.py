@@ -1665,9 +1665,11 @@ async def app_of_command(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.setattr(console_command, "reacting_to_signals", lambda _: nullcontext())
     with listen("127.0.0.1:0") as listener:
         serving = asyncio.create_task(console_command._serve(ConsoleSettings(), OWNERS, url, listener, None))
-        yield await given.get()
-        may_end.set()
-        await serving
+        try:
+            yield await given.get()
+        finally:
+            may_end.set()
+            await serving
 
 
 async def test_pages_of_a_tenant_leave_connections_and_turns_to_others_however_many_tokens_it_has(  # noqa: PLR0917 - fixtures
