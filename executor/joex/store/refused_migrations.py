@@ -29,11 +29,12 @@ def schema_in_use(transactions: str) -> str:
 
 def rights_in_use(role: str, objects: Sequence[str], transactions: str) -> str:
     """Other transactions have written the rights on these objects all the time. ``transactions``: as above."""
+    direct = [one for one in objects if one.startswith("joex_private.") and "(" not in one]  # (tables and sequences)
     more = f" and {len(objects) - 1} more" if len(objects) > 1 else ""
+    until = "until then the role uses this directly" if direct else "functions and views judge by the scopes already"
     return (
-        f"the scopes of {role} are set, and functions and views judge by them; but its rights on "
-        f"{objects[0]}{more} are as before, because another transaction has written them: "
-        f"{transactions or 'one that has ended'}; "
+        f"the scopes of {role} are set; but its rights on {(direct or objects)[0]}{more} are as before, because "
+        f"another transaction has written them: {transactions or 'one that has ended'}; {until}; "
         "end it (pg_terminate_backend), and give the same command again"
     )
 

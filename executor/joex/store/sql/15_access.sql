@@ -199,12 +199,15 @@ BEGIN
     DELETE FROM joex_private.role_scope s WHERE s.role = v_role RETURNING s.* INTO v_before;
     INSERT INTO joex_private.role_scope (role, scopes, groups, queues)
     SELECT v_role, p_scopes, p_groups, p_queues WHERE p_scopes <> '{}';
-    IF NOT p_again OR (v_before.scopes, v_before.groups, v_before.queues) IS DISTINCT FROM (nullif(p_scopes, '{}'), p_groups, p_queues) THEN
+    IF NOT p_again THEN
         PERFORM joex_private.note_act('set_scopes', p_role, p_detail => jsonb_build_object(
             'scopes', p_scopes, 'groups', p_groups, 'queues', p_queues));
+    ELSIF coalesce(v_before.scopes, '{}') NOT IN (p_scopes, array_remove(p_scopes, 'view'))
+          OR (v_before.groups, v_before.queues) IS DISTINCT FROM (p_groups, p_queues) THEN
+        RAISE EXCEPTION 'role: another command has set the scopes of % meanwhile', quote_ident(p_role) USING ERRCODE = '22023';
     END IF;
     PERFORM joex_private.secure(p_grants => false);     -- (a dump without rights was restored, say)
-    v_held := joex_private.settle_rights(ARRAY[v_role]);
+    v_held := joex_private.settle_rights(ARRAY[v_role], p_scopes, num_nonnulls(p_groups, p_queues) = 0);
     PERFORM joex_private.grants_changed(joex_private.hears_events(v_before) AND NOT EXISTS (
         SELECT FROM joex_private.role_scope s WHERE s.role = v_role AND joex_private.hears_events(s)));
     RETURN v_held;
@@ -252,8 +255,8 @@ CREATE OR REPLACE FUNCTION joex_private.secret_tables() RETURNS SETOF regclass L
 CREATE OR REPLACE FUNCTION joex_private.name_of(p_function pg_catalog.pg_proc) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT n.nspname || '.' || p_function.proname FROM pg_catalog.pg_namespace n WHERE n.oid = p_function.pronamespace $$;
 
--- After each migration: take all functions from PUBLIC, give those of scopes the owner's rights, pin the search_path, and grant
--- each role what its scopes need. (CREATE OR REPLACE forgets rights and path, so this always belongs to the same transaction. A function
+-- After each migration: take all functions from PUBLIC, give those of scopes the owner's rights, pin the search_path, and give
+-- each role exactly what its scopes need in this version. (CREATE OR REPLACE forgets rights and path, so this always belongs to the same transaction. A function
 -- in SQL gets no path here, unless it has the owner's rights, because a path would keep the planner from merging it. Where a view or
 -- a statement of Joex calls it, with the path of a session, it names the schema of each function, or sets the path itself.)
 -- Nor have the functions that only others call, on the way of each job: these have the path of their caller.
@@ -310,10 +313,12 @@ BEGIN
     END LOOP;
     PERFORM joex_private.forget_dropped_roles();
     IF p_grants THEN
+        LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE;     -- (as in set_scopes)
         -- (All roles with the same scopes in one statement for each object: it writes the rights of all others there again.)
         SELECT array_agg(h.name) INTO v_held
-        FROM (SELECT array_agg(s.role) AS roles FROM joex_private.role_scope s GROUP BY s.scopes, num_nonnulls(s.groups, s.queues) = 0) a,
-             unnest(joex_private.settle_rights(a.roles, p_revoke => false)) h(name);
+        FROM (SELECT array_agg(s.role) AS roles, s.scopes, num_nonnulls(s.groups, s.queues) = 0 AS is_all
+              FROM joex_private.role_scope s GROUP BY 2, 3) a,
+             unnest(joex_private.settle_rights(a.roles, a.scopes, a.is_all)) h(name);
         IF v_held IS NOT NULL THEN
             RAISE EXCEPTION 'another transaction has written the rights on %', v_held[1] USING ERRCODE = 'lock_not_available';
         END IF;

@@ -77,18 +77,19 @@ BEGIN
         FROM joex_private.objects() o, aclexplode(o.acl) a JOIN unnest(p_roles) r(role) ON r.role = a.grantee
         WHERE a.grantor = o.owner
     ), changed AS (
-        SELECT h.kind, h.name, h.col, h.privilege, h.role FROM has h
-        WHERE p_surplus AND (h.is_grantable OR (h.kind, h.name, h.col, h.privilege, h.role) NOT IN (
-            SELECT n.kind, n.name, n.col, n.privilege, n.role FROM needed n))
-        UNION ALL
-        SELECT n.kind, n.name, n.col, n.privilege, n.role FROM needed n
-        WHERE NOT p_surplus AND (n.kind, n.name, n.col, n.privilege, n.role) NOT IN (
-            SELECT h.kind, h.name, h.col, h.privilege, h.role FROM has h)
+        SELECT h.kind, h.name, h.col, h.privilege, h.role FROM has h WHERE p_surplus AND h.is_grantable
+        UNION
+        (SELECT h.kind, h.name, h.col, h.privilege, h.role FROM has h WHERE p_surplus
+         EXCEPT SELECT n.kind, n.name, n.col, n.privilege, n.role FROM needed n)
+        UNION
+        (SELECT n.kind, n.name, n.col, n.privilege, n.role FROM needed n WHERE NOT p_surplus
+         EXCEPT SELECT h.kind, h.name, h.col, h.privilege, h.role FROM has h)
     ), one AS (
         SELECT c.kind, c.name, c.role, string_agg(c.privilege || CASE WHEN c.col <> '' THEN format(' (%I)', c.col) ELSE '' END, ', '
                                                   ORDER BY c.col, c.privilege) AS privileges
         FROM changed c GROUP BY c.kind, c.name, c.role)
-    SELECT format(CASE WHEN p_surplus THEN 'REVOKE %s ON %s %s FROM %s' ELSE 'GRANT %s ON %s %s TO %s' END,
+    -- (CASCADE: what the role has granted to others, if somebody has given it the right to.)
+    SELECT format(CASE WHEN p_surplus THEN 'REVOKE %s ON %s %s FROM %s CASCADE' ELSE 'GRANT %s ON %s %s TO %s' END,
                   o.privileges, o.kind, string_agg(DISTINCT o.name, ', '), string_agg(DISTINCT o.role::text, ', ')),
            o.kind, array_agg(DISTINCT o.name)
     FROM one o GROUP BY o.kind, o.privileges, CASE WHEN o.kind <> 'SEQUENCE' THEN o.name ELSE o.role::text END;
@@ -106,44 +107,43 @@ EXCEPTION WHEN lock_not_available OR internal_error THEN
     RETURN false;
 END $$;
 
--- Give roles that have the same scopes exactly the rights that these need, or (not p_revoke) add those that they lack. Returns the objects
--- whose rights another transaction has written. Nothing is granted before all is revoked. What a role keeps meanwhile is of no use to it,
--- where functions and views judge by its scopes. Columns with payloads are the exception, for which no view judges: then the role has no scope view either, until
--- its scopes are set again.
+-- Give roles that have the same scopes, in all groups and queues or not, exactly the rights that these need. Returns the objects whose rights
+-- another transaction has written. Nothing is granted before all is revoked. What a role keeps meanwhile is of no use to it,
+-- where functions and views judge by its scopes. They do not where it may use a table of joex_private itself. Columns with payloads are another exception, for which no
+-- view judges: then the role has no scope view either, until its scopes are set again. (After ten such objects this tries no more: the scopes
+-- are new only when this ends.)
 -- roles_bound is set with the first bound role, and where a role keeps rights: else functions would not judge. It stays as it is when the
 -- last bound role is revoked: the server judges the right to execute once, when a statement begins. So an open cursor or a long statement
 -- of that role still calls Joex's functions, which would take it for an unbound one.
-CREATE OR REPLACE FUNCTION joex_private.settle_rights(p_roles regrole[], p_revoke boolean DEFAULT true) RETURNS text[]
+CREATE OR REPLACE FUNCTION joex_private.settle_rights(p_roles regrole[], p_scopes text[], p_all boolean) RETURNS text[]
 LANGUAGE plpgsql VOLATILE SET lock_timeout = '20ms' AS $$
 DECLARE
-    v_scopes text[];
-    v_all boolean;
+    v_is_surplus boolean;
     v_change record;
+    v_is_done boolean;
     v_held text[] := '{}';
     v_keeps_columns boolean := false;
 BEGIN
-    SELECT s.scopes, num_nonnulls(s.groups, s.queues) = 0 INTO v_scopes, v_all FROM joex_private.role_scope s WHERE s.role = p_roles[1];
-    IF NOT v_all THEN
+    IF NOT p_all THEN
         PERFORM setval('joex_private.roles_bound', 2);
     END IF;
-    IF p_revoke THEN
-        FOR v_change IN SELECT * FROM joex_private.changes_of_rights(p_roles, coalesce(v_scopes, '{}'), v_all, true) LOOP
-            IF NOT joex_private.try_to_change_rights(v_change.statement) THEN
+    FOREACH v_is_surplus IN ARRAY '{true, false}'::boolean[] LOOP
+        FOR v_change IN SELECT * FROM joex_private.changes_of_rights(p_roles, p_scopes, p_all, v_is_surplus) LOOP
+            v_is_done := false;
+            IF cardinality(v_held) < 10 THEN
+                v_is_done := joex_private.try_to_change_rights(v_change.statement);
+            END IF;
+            IF NOT v_is_done THEN
                 v_held := v_held || v_change.names;
-                v_keeps_columns := v_keeps_columns OR v_change.kind = 'TABLE';
+                v_keeps_columns := v_keeps_columns OR v_is_surplus AND v_change.kind = 'TABLE';
             END IF;
         END LOOP;
-    END IF;
-    IF v_held <> '{}' THEN
+        EXIT WHEN v_held <> '{}';
+    END LOOP;
+    IF v_is_surplus AND v_held <> '{}' THEN
         PERFORM setval('joex_private.roles_bound', 2);
         UPDATE joex_private.role_scope s SET scopes = array_remove(s.scopes, 'view')
         WHERE v_keeps_columns AND s.role = ANY (p_roles) AND 'view' = ANY (s.scopes) AND 'payloads' <> ALL (s.scopes);
-        RETURN v_held;
     END IF;
-    FOR v_change IN SELECT * FROM joex_private.changes_of_rights(p_roles, coalesce(v_scopes, '{}'), v_all, false) LOOP
-        IF NOT joex_private.try_to_change_rights(v_change.statement) THEN
-            v_held := v_held || v_change.names;
-        END IF;
-    END LOOP;
     RETURN v_held;
 END $$;
