@@ -5,7 +5,7 @@ import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -1706,7 +1706,7 @@ async def test_pages_of_a_tenant_leave_connections_and_turns_to_others_however_m
                 is_held = partial(connection.fetchval, f"SELECT count(*) = $1 {WAITING}", number)
                 await eventually(is_held, why="so many pages have a connection")
 
-            await are_held(most - 1)  # the search of the act has one
+            await are_held(most)
             may_search.set()
             cancelled = "SELECT count(*) > 0 FROM joex.jobs WHERE state = 'cancelled'"
             await eventually(lambda: connection.fetchval(cancelled), why="the act goes on")
@@ -1718,6 +1718,24 @@ async def test_pages_of_a_tenant_leave_connections_and_turns_to_others_however_m
                     answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
                     assert {one.status_code for one in answers} == {200}
         assert {(await one).status_code for one in pages} == {200}
+
+
+async def test_who_is_revoked_while_a_page_waits_for_a_connection_sees_nothing(  # noqa: PLR0917 - fixtures
+    browse: Open, client: Client, connection: asyncpg.Connection, database_url: str, token: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    job_id = await client.submit("t")
+    async with app_of_command(database_url, monkeypatch) as app, AsyncExitStack() as others:
+        shares: Any = app.state.client.connections._shares
+        for nr in range(connection_shares.MOST_SHARED):
+            await others.enter_async_context(shares.turn_of(connection_shares.Holder(nr)))
+        signed_in = {"Authorization": f"Bearer {await token(Scope.VIEW)}"}
+        showing = asyncio.create_task(browse(app=app).get(f"/jobs/{job_id}", headers=signed_in))
+        await eventually(lambda: bool(shares._waiting), why="it waits")
+        assert await tokens.revoke(connection, "token-0")
+        await others.aclose()
+        answer = await asyncio.wait_for(showing, PATIENCE)
+    assert (answer.status_code, "was revoked" in answer.text) == (401, True)
 
 
 async def test_many_pages_of_one_tenant_that_wait_for_nothing_let_that_of_another_come_second(

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from joex.http import connection_shares
+from joex.http import connection_shares, tokens, turns
 from joex.http.connection_shares import Holder, Shares
 
 
@@ -14,6 +14,11 @@ from joex.http.connection_shares import Holder, Shares
 def shares(monkeypatch: pytest.MonkeyPatch) -> Shares:
     monkeypatch.setattr(connection_shares, "MOST_SHARED", 6)
     return Shares()
+
+
+def test_there_are_connections_for_all_that_has_a_bound_of_its_own_beside_those_that_calls_share() -> None:
+    of_lines, of_look_ups = turns.MOST_REPORTS + turns.MOST_ACTING, 2 * tokens._MOST_CONNECTIONS
+    assert connection_shares.MOST_SHARED + of_lines + of_look_ups + 1 == connection_shares.MOST
 
 
 class Calls:

@@ -25,7 +25,7 @@ from joex.core.lease import Lease
 from joex.errors import ConfigError, JoexError
 from joex.event_loop import new_event_loop
 from joex.http.certificate import Certificate, certificate_of
-from joex.http.connection_shares import MOST_SHARED, sharing_client
+from joex.http.connection_shares import MOST, sharing_client
 from joex.http.listening import address_of, listen
 from joex.store.database import create_pool
 
@@ -42,8 +42,6 @@ _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _CLOSE_WITHIN = 2.0
 _HTTP_WITHIN = 30.0
-_HTTP_CONNECTIONS = MOST_SHARED + 1
-"""Those that calls share, and the one that listens for those that wait for a job."""
 _COLLECT_AFTER = 5_000  # objects created and not yet freed: seven times Python's default, and still little memory
 _OF_A_RUN = 25  # objects
 
@@ -117,7 +115,7 @@ async def _say_what_it_runs(settings: Settings, executor: Executor) -> None:
 async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
     pool = await create_pool(
         url,
-        most=_HTTP_CONNECTIONS,
+        most=MOST,
         pooled=settings.poll_interval is not None,
         name="joex http",
         within=_HTTP_WITHIN,

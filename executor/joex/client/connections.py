@@ -35,8 +35,11 @@ class Connections(PatientConnections):
 
     Attributes:
         accept_waiters: the workers that wait for work.
+        most: how many connections a pool of the client has.
         url: of the database; None: the pool is the caller's.
     """
+
+    most: int = 10
 
     def __init__(self, database: str | asyncpg.Pool[Any], within: float | None, patience: float) -> None:
         super().__init__(patience)
@@ -65,7 +68,7 @@ class Connections(PatientConnections):
         if self._pool is None:
             if self.url is None:
                 raise RuntimeError("this client is closed")
-            self._pool = await create_pool(self.url, most=10, name="joex client", within=self._within)
+            self._pool = await create_pool(self.url, most=self.most, name="joex client", within=self._within)
         return self._pool
 
     async def close(self) -> None:

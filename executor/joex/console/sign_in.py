@@ -31,8 +31,8 @@ from joex.console.views import AWAY, Views
 from joex.core import access
 from joex.errors import DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
-from joex.http.caller import OWNER, Caller, refuse_if_gone
-from joex.http.connection_shares import Holder, holding_as
+from joex.http.caller import OWNER, Caller, refuse_if_gone, refuse_if_revoked
+from joex.http.connection_shares import Holder, holding_as, judged_by
 from joex.http.errors import RETRY_AFTER
 from joex.http.slow_callers import until_read
 from joex.http.state import ASK_AGAIN, CALLER
@@ -191,7 +191,7 @@ class SignIn:
                 if answer is None and caller is not None and caller.bounds.are_set:
                     answer = await self._wait(Request(scope, receive), caller, turn)
                 holder = None if caller is None else Holder(caller.tenant, caller.bounds.are_set)
-                with holding_as(holder):
+                with holding_as(holder), judged_by(partial(refuse_if_revoked, Request(scope))):
                     await (answer or self._app)(scope, receive, send_with_headers)
         finally:
             self._calls[key] -= 1

@@ -17,15 +17,18 @@ from joex.client.connections import Connections
 from joex.store.drivers import AnyConnection
 from joex.store.statement import Connection
 
-MOST_SHARED = 10
+MOST_SHARED = 6
 """Connections for the calls of known callers."""
+MOST = MOST_SHARED + 11
+"""With those of what has a bound of its own, so that none of it waits for the calls of tenants: two lists and four
+changes (see `joex.http.turns`), four look-ups of tokens, and what listens, or reads the snapshots of the console."""
 _FOR_OTHERS = 2
 """Of them, those that a tenant who has one leaves to those who have none."""
 _WITHIN = 30.0  # seconds for a statement, as other clients have, where the pool is the client's
 
 
 class Holder(NamedTuple):
-    """For whom connections count: a tenant, whose tokens may be bound; or a line of `joex.http.turns`."""
+    """For whom connections count: a tenant, whose tokens may be bound."""
 
     tenant: Hashable
     is_bound: bool = False
@@ -76,7 +79,8 @@ class Shares:
     @asynccontextmanager
     async def turn_of(self, holder: Holder) -> AsyncIterator[None]:
         """Held while a call has a connection."""
-        if self._may(holder):  # (Who waits may not: this call passes over nobody.)
+        # (This passes over nobody: none of those that wait may have one now, as `_give_back` gives on what it can.)
+        if self._may(holder):
             self._take(holder)
         else:
             turn = asyncio.get_running_loop().create_future()
@@ -112,6 +116,8 @@ class Shares:
 
 class _SharedConnections(Connections):
     """Connections for the calls of many callers."""
+
+    most = MOST
 
     def __init__(self, database: Any) -> None:
         super().__init__(database, within=_WITHIN, patience=0)

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from fastapi import HTTPException, Request
 
 from joex.http.caller import acting, caller_of, refuse_if_gone, refuse_if_revoked
-from joex.http.connection_shares import Holder, holding_as
+from joex.http.connection_shares import holding_as
 from joex.http.errors import RETRY_AFTER
 from joex.store.statement import Connection
 
@@ -100,15 +100,16 @@ class Line:
             async with held(self._turns.of(key, self._of_each), closing), held(self._all, closing):
                 await refuse_if_revoked(request)
                 await refuse_if_gone(request, is_read=self._of_reads)
-                # (As its caller, whose other calls may wait for locks, it would keep the turn from others.)
-                with holding_as(Holder(self)):
+                # (As its caller, whose other calls may wait for locks, it would keep the turn from others. It needs no
+                # share: there are connections for as many as have their turn.)
+                with holding_as(None):
                     yield
 
     @asynccontextmanager
     async def turn_of(self, caller: str) -> AsyncIterator[None]:
         """Held while something is done for this caller, beyond its requests."""
         async with self._turns.of(caller, self._of_each), self._all:
-            with holding_as(Holder(self)):  # (likewise)
+            with holding_as(None):  # (likewise)
                 yield
 
 
