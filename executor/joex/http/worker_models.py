@@ -15,11 +15,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     PrivateAttr,
     WithJsonSchema,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from joex.core.duration import parse_duration
 from joex.http.models import Body, Name, Object, Text, Whole
