@@ -14,10 +14,10 @@ from collections import Counter, OrderedDict
 from contextlib import suppress
 from contextvars import ContextVar
 
-_MOST, _MOST_OF_ONE = 100, 2
+_MOST, _MOST_OF_ONE = 100, 4
 """Look-ups at a time: in all, and of one owner. Each has a thread."""
 _SLOW = 1.0
-"""Seconds: a name whose latest look-up took longer comes after the others of its owner."""
+"""Seconds: a name whose latest look-up took longer comes after the others of its owner, and leaves them a turn."""
 _SLOW_NAMES = 10_000
 
 OWNER: ContextVar[str] = ContextVar("owner", default="")
@@ -80,7 +80,7 @@ class NameLookups:
         under_way = self._under_way[owner]
         if not under_way:
             del self._under_way[owner]
-        if owner in self._names and under_way < _MOST_OF_ONE:
+        if (names := self._names.get(owner)) and under_way < _MOST_OF_ONE - (next(iter(names)) in self._slow):
             self._turns[under_way][owner] = None
 
     def _look_up(self) -> None:
