@@ -3,6 +3,8 @@
 import asyncio
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -144,3 +146,29 @@ def test_what_can_not_be_a_name_is_an_error_of_the_system(name):
 
 def test_an_address_is_its_own():
     assert resolve("127.0.0.1") == ["127.0.0.1"]
+
+
+_FORK = f"""
+import asyncio, os, signal, threading
+from joex.store import name_lookups
+
+async def ask():
+    asyncio.create_task(name_lookups.LOOKUPS.addresses("name"))
+    await asyncio.sleep(0)
+
+name_lookups.resolve = lambda _: threading.Event().wait()
+asyncio.new_event_loop().run_until_complete(ask())
+with name_lookups.LOOKUPS._lock:
+    child = os.fork()
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm({PATIENCE:.0f})
+name_lookups.resolve = lambda name: [f"address of {{name}}"]
+print(asyncio.run(name_lookups.LOOKUPS.addresses("name")), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_forked_process_looks_names_up_though_its_parent_was_just_looking_one_up():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORK], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("['address of name']\n", "")

@@ -7,12 +7,15 @@ each owner, a namespace, some at a time, and the next one is of an owner that ha
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import sys
 import threading
 import time
 from collections import Counter, OrderedDict
 from contextlib import suppress
 from contextvars import ContextVar
+from typing import final
 
 _MOST, _MOST_OF_ONE = 100, 4
 """Look-ups at a time: in all, and of one owner. Each has a thread."""
@@ -39,6 +42,7 @@ def resolve(name: str) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
+@final
 class NameLookups:
     """Look-ups for any number of event loops. Who asks for a name that is being looked up waits for that look-up."""
 
@@ -131,3 +135,6 @@ def _tell(waiting: asyncio.Future[list[str]], found: list[str] | OSError) -> Non
 
 LOOKUPS = NameLookups()
 """Those of this process."""
+if sys.platform != "win32":
+    # A forked process has none of the threads, and a thread of its parent may have held the lock.
+    os.register_at_fork(after_in_child=LOOKUPS.__init__)
