@@ -108,14 +108,17 @@ class Database:
             JoexError: `database_problem` turns it into the reason and the message of a condition.
         """
         self._fail_fast()
-        before, is_lent = self._outage, False
+        before, is_lent, limit = self._outage, False, asyncio.timeout(within)
         try:
-            async with borrowed(await self._prepared(before)) as connection, asyncio.timeout(within):
+            async with borrowed(await self._prepared(before)) as connection, limit:
                 self._fail_with_others(before)
                 is_lent = True
                 yield connection
             self._outage = None
         except JoexError as error:
+            if limit.expired():  # each statement has a shorter limit of its own: the database has answered
+                self._outage = None
+                raise JoexError(f"not done within {within:g} s: the database answers slowly") from error
             if isinstance(error, SchemaError):
                 self._is_prepared = False  # the database was dropped and created again
             if isinstance(error, DatabaseUnavailable) or not is_lent:
