@@ -102,7 +102,7 @@ class StillFleet:
         del pool
         self.asked += 1
         if self.unknown is not None:
-            raise UrlUnknown(self.unknown, "no URL")
+            raise UrlUnknown(self.unknown, "no URL", is_withdrawn=True)
         return self.url
 
     def recheck_url(self, pool: Pool) -> None:

@@ -661,7 +661,7 @@ async def test_a_row_that_a_tenant_holds_keeps_the_operator_from_nothing_else(
 
 
 async def _unreadable(*_: Any) -> str:
-    raise UrlUnknown("SecretNotFound", "there is no such secret")
+    raise UrlUnknown("SecretNotFound", "there is no such secret", is_withdrawn=True)
 
 
 async def _timers(connection: asyncpg.Connection) -> bool:

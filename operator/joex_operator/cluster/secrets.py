@@ -45,9 +45,10 @@ class Secrets:
         try:
             data = await self._read(pool.namespace, ref.secret_name)
         except NotFound as error:
-            raise UrlUnknown("SecretMissing", f"{field} does not exist in namespace {pool.namespace!r}") from error
+            problem = f"{field} does not exist in namespace {pool.namespace!r}"
+            raise UrlUnknown("SecretMissing", problem, is_withdrawn=True) from error
         except ApiError as error:
-            raise UrlUnknown("SecretUnreadable", f"{field}: {error}", is_unread=True) from error
+            raise UrlUnknown("SecretUnreadable", f"{field}: {error}") from error
         if ref.secret_key not in data:
             self._forget(pool)
             raise UrlUnknown("SecretKeyMissing", f"{field} has no key {ref.secret_key!r}")
@@ -128,6 +129,7 @@ class Secrets:
                 f"spec.database: secret {name!r} is not for pools. To allow it: "
                 f"kubectl --namespace {namespace} label secret {name} {label}={value}",
                 is_refusal=True,
+                is_withdrawn=True,
             )
         data = secret.get("data") or {}
         now = time.monotonic()

@@ -242,7 +242,7 @@ class Controller:
         except UrlUnknown as error:
             if key in self._pools:  # it may have gone meanwhile
                 self._unknown.add(key)
-            if not error.is_unread and self._pools.get(key) is pool and self._urls.pop(key, None) is not None:
+            if error.is_withdrawn and self._pools.get(key) is pool and self._urls.pop(key, None) is not None:
                 # Whoever has taken it away, or the label of its secret, expects that nobody logs in by it any more.
                 self._queue.add(Key(PERIODIC, key.namespace))  # which closes databases that are not used any more
             return error.problem

@@ -88,10 +88,10 @@ class Fleet(Protocol):
 class UrlUnknown(Exception):
     """The URL of a pool's database is not known; ``problem`` says why, and its message what to do.
 
-    ``is_unread``: the place of the URL could not be read, so that a URL from there may be right as before.
+    ``is_withdrawn``: whoever decides about the URL has taken it away, so that nobody may log in by it any more.
     """
 
-    def __init__(self, reason: str, message: str, *, is_refusal: bool = False, is_unread: bool = False) -> None:
+    def __init__(self, reason: str, message: str, *, is_refusal: bool = False, is_withdrawn: bool = False) -> None:
         super().__init__(message)
-        self.is_unread = is_unread
+        self.is_withdrawn = is_withdrawn
         self.problem = DatabaseProblem(reason, message, is_refusal=is_refusal)

@@ -98,7 +98,7 @@ class GoneWithoutSecret(Broken):
 
     async def database_url(self, pool):
         self.controller.remove("JoexPool", pool.namespace, pool.name)
-        raise UrlUnknown("SecretNotFound", "there is no secret")
+        raise UrlUnknown("SecretMissing", "there is no secret", is_withdrawn=True)
 
 
 async def test_a_pool_that_is_deleted_while_its_missing_secret_is_read_for_periodic_tasks_leaves_nothing_behind():
@@ -124,9 +124,10 @@ class WithoutSecret(Broken):
 @pytest.mark.parametrize(
     ("reason", "stays"),
     [
-        (UrlUnknown("SecretNotAllowed", "it has no label", is_refusal=True), False),
-        (UrlUnknown("SecretMissing", "it is gone"), False),
-        (UrlUnknown("SecretUnreadable", "the API server is away", is_unread=True), True),
+        (UrlUnknown("SecretNotAllowed", "it has no label", is_refusal=True, is_withdrawn=True), False),
+        (UrlUnknown("SecretMissing", "it is gone", is_withdrawn=True), False),
+        (UrlUnknown("SecretUnreadable", "the API server is away"), True),
+        (UrlUnknown("SecretKeyMissing", "somebody is changing it"), True),
     ],
 )
 async def test_nobody_logs_in_any_more_by_the_url_of_a_secret_that_is_not_for_pools_any_more(reason, stays):

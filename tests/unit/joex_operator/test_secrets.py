@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from joex_operator.cluster.kubernetes_api import NotFound
 from joex_operator.cluster.secrets import Secrets
 from joex_operator.control.fleet import UrlUnknown
 from joex_operator.decide.manifests import replica_deployment, template_hash
@@ -130,6 +131,7 @@ async def test_the_operator_uses_no_secret_whose_owner_has_not_allowed_it(labels
         await secrets.database_url(pool())
     assert refused.value.problem == DatabaseProblem("SecretNotAllowed", str(refused.value), is_refusal=True)
     assert "kubectl --namespace prod label secret joex-db joex.dev/pools=allowed" in str(refused.value)
+    assert refused.value.is_withdrawn
     assert secrets.digest(pool()) == ""
     api.labels = {"joex.dev/pools": "allowed"}
     assert await secrets.database_url(pool()) == "postgresql://app:one@db/shop"  # the next reconcile asks again
@@ -144,3 +146,24 @@ async def test_a_secret_that_does_not_allow_pools_tells_their_authors_nothing_of
             await secrets_of(api).database_url(pool())
         answers.add((refused.value.problem.reason, str(refused.value)))
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize("data", [{}, {"url": "mysql://app@db/shop"}])
+async def test_a_mistake_in_a_secret_takes_the_url_from_nobody_who_has_it(data: dict[str, str]) -> None:
+    """Somebody may just be changing the password."""
+    api = Api()
+    api.data = data
+    with pytest.raises(UrlUnknown) as refused:
+        await secrets_of(api).database_url(pool())
+    assert not refused.value.is_withdrawn
+
+
+async def test_a_secret_that_is_deleted_takes_the_url_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def get(*_: Any) -> dict[str, Any]:
+        raise NotFound("no such secret")
+
+    api = Api()
+    monkeypatch.setattr(api, "get", get)
+    with pytest.raises(UrlUnknown) as refused:
+        await secrets_of(api).database_url(pool())
+    assert refused.value.is_withdrawn
