@@ -237,12 +237,15 @@ class Controller:
 
     async def _note_url(self, key: Key, pool: Pool) -> str | DatabaseProblem:
         """Remember the database whose notifications concern a pool, and close the databases that no pool uses."""
+        before = self._urls.get(key)
         try:
             url = await self._fleet.database_url(pool)
         except UrlUnknown as error:
             if key in self._pools:  # it may have gone meanwhile
                 self._unknown.add(key)
-            if error.is_withdrawn and self._pools.get(key) is pool and self._urls.pop(key, None) is not None:
+            # (Meanwhile the pool may have gone or changed, and another reconcile may have read a newer URL.)
+            if error.is_withdrawn and before and self._pools.get(key) is pool and self._urls.get(key) == before:
+                del self._urls[key]
                 # Whoever has taken it away, or the label of its secret, expects that nobody logs in by it any more.
                 self._queue.add(Key(PERIODIC, key.namespace))  # which closes databases that are not used any more
             return error.problem

@@ -152,6 +152,29 @@ async def test_nobody_logs_in_any_more_by_the_url_of_a_secret_that_is_not_for_po
     await asyncio.wait({running})
 
 
+class MadeAgain(WithoutSecret):
+    """A fleet whose secrets are made again, and read for another reconcile, before one is told that they are gone."""
+
+    controller: Controller
+
+    async def database_url(self, pool):
+        if self.reason is None:
+            return self.URL
+        reason, self.reason = self.reason, None
+        await self.controller._note_url(Key("JoexPool", pool.namespace, pool.name), pool)
+        raise reason
+
+
+async def test_a_reconcile_that_learns_late_that_a_secret_was_gone_drops_no_newer_url():
+    fleet = MadeAgain()
+    fleet.controller = controller = Controller(fleet, worker="the operator")
+    controller.put(manifest("one"))
+    fleet.reason = UrlUnknown("SecretMissing", "it is gone", is_withdrawn=True)
+    [(key, one)] = controller._pools.items()
+    await controller._note_url(key, one)
+    assert list(controller._urls.values()) == [fleet.URL]
+
+
 class Silent(Broken):
     """A fleet on which nothing of the namespace ``prod`` ever gets an answer."""
 
