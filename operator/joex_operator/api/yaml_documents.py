@@ -88,6 +88,8 @@ class _Loader(yaml.SafeLoader):
         if self._depth > _DEEPEST:
             raise yaml.composer.ComposerError(None, None, f"more than {_DEEPEST} levels", mark)
         node = super().compose_node(parent, index)
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
         self._depth -= 1
         self._size += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
         self._sizes[node] = self._size - before
@@ -108,14 +110,14 @@ class _Loader(yaml.SafeLoader):
             raise _not_json(node, kind)
         return value
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as it is called
-        """As the base's, unless a key is there twice."""
-        keys: set[str] = set()
-        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
-            if key.value in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
-            keys.add(key.value)
-        return super().construct_mapping(node, deep)
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuse a key that is there twice; before a constructor adds the keys that the mapping merges."""
+    keys: set[str] = set()
+    for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+        if key.value in keys:
+            raise yaml.composer.ComposerError(None, None, f"duplicate key {key.value!r}", key.start_mark)
+        keys.add(key.value)
 
 
 def _not_json(node: yaml.Node, kind: str) -> yaml.YAMLError:

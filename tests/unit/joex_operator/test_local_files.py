@@ -127,6 +127,13 @@ def test_aliases_of_a_few_bytes_are_no_millions_of_values():
     ]
 
 
+def test_a_key_that_a_mapping_merges_and_has_itself_is_no_duplicate():
+    text = "base: &base {a: 1, b: 1}\nx: {y: &m {<<: *base, a: 2}}\ntop: {<<: *m, b: 3}"
+    assert read_documents(text) == [{"base": {"a": 1, "b": 1}, "x": {"y": {"a": 2, "b": 1}}, "top": {"a": 2, "b": 3}}]
+    with pytest.raises(ConfigError, match="line 2, column 22: duplicate key 'a'"):
+        read_documents("base: &base {a: 1}\nm: {<<: *base, a: 2, a: 3}")
+
+
 def test_what_json_has_is_read_as_an_api_server_gets_it():
     text = "{a: 2026-02-30, b: 2026-02-03T04:05:06Z, c: 1.5, d: yes, e: ~, f: 0x10, g: '\u00e4', h: []}"
     assert read_documents(text) == [
