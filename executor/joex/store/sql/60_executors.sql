@@ -375,7 +375,8 @@ END $$;
 -- Move the mark of sleepers, if many dead entries lie above it (see fall_asleep). Those that are asleep have to fall asleep anew, so the
 -- more there are, the more dead entries it takes.
 CREATE OR REPLACE FUNCTION joex_private.leave_dead_sleepers() RETURNS void
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_from CONSTANT bigint := joex_private.sleepers_from();
     v_walked bigint := pg_stat_get_xact_tuples_returned('joex_private.sleeper_in_order'::regclass);
