@@ -13,12 +13,13 @@ import httpx
 import pytest
 
 from joex import Client
+from joex.cli import executor as executor_command
 from joex.config import Settings
 from joex.http import worker_models
 from joex.http.api import create_api
 from joex.http.listening import listen
 from joex.http.server import serve
-from joex.store import worker_runs
+from joex.store import tokens, worker_runs
 from tests.support.asgi import transport
 from tests.support.cases import case
 from tests.support.waiting import eventually
@@ -368,6 +369,34 @@ async def test_a_job_that_was_taken_for_a_worker_that_has_hung_up_is_given_back(
     async with browse(hangs_up) as http:
         assert await Calls(http)("accept", type="resize") == (204, None)
     assert (await call.accept())["attempt"] == 1
+
+
+async def test_a_job_of_a_worker_that_hangs_up_and_whose_token_is_revoked_meanwhile_is_given_back(
+    client, connection, database_url, monkeypatch
+):
+    take, job_id = worker_runs.accept, await client.submit("resize", queue="resize")
+    token = await tokens.create(connection, "worker", ["work"])
+
+    async def take_it_and_lose_the_worker(*given: Any) -> Any:
+        taken = await take(*given)
+        await tokens.revoke(connection, "worker")
+        worker.close()
+        await eventually(lambda: any(one.cancelling() for one in asyncio.all_tasks()), why="the server notices")
+        return taken
+
+    monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
+    monkeypatch.setattr(worker_runs, "accept", take_it_and_lose_the_worker)
+    async with executor_command._client(Settings(), database_url) as sharing, served(sharing) as (host, port, _):
+        with socket.create_connection((host, port)) as worker:
+            worker.sendall(
+                f"POST /api/v1/accept HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
+                'Content-Type: application/json\r\nContent-Length: 17\r\n\r\n{"type":"resize"}'.encode()
+            )
+
+            async def is_given_back() -> bool:
+                return worker.fileno() == -1 and (await client.get(job_id)).state == "waiting"
+
+            await eventually(is_given_back)
 
 
 # Timeouts

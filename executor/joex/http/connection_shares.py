@@ -58,6 +58,11 @@ def judged_by(judge: Callable[[], Awaitable[None]] | None) -> Iterator[None]:
         _JUDGE.reset(token)
 
 
+def judge_no_more() -> None:
+    """As in a block of `judged_by` with None, for the rest of this context, which only ends what it began."""
+    _JUDGE.set(None)
+
+
 def sharing_client(database: Any) -> Client:
     """A client whose callers share its connections. ``database``: as a client's: its URL, or an asyncpg pool."""
     client = Client(database)
