@@ -43,8 +43,8 @@ _OTHER_FIELDS = 20_000
 _NO_TEXT = b" \t\r\n\0"
 _LARGEST_IN_C = 1_200_000
 """Characters: arguments of the usual limit, in a tenth of a second."""
-_PROBE = 200
-"""Characters of an element of an array that are read first."""
+_BEGINNINGS = (200, 2_000, 20_000, 200_000, _LARGEST_IN_C)
+"""Characters of an element of an array that are read in C, one after the other, until its end is among them."""
 
 
 class JsonRequest(Request):
@@ -209,15 +209,11 @@ def _element_scanner(decoder: Any) -> Callable[[str, int], Any]:
     def scan(text: str, start: int) -> Any:
         if not text.startswith(("{", "["), start):
             return in_c(text, start)
-        most = _PROBE  # (most elements are small, and cutting copies)
-        while True:
-            most = min(most, _LARGEST_IN_C)
+        for most in _BEGINNINGS:  # (most elements are small, and cutting copies)
             with suppress(ValueError, StopIteration):  # it is larger (and was cut within a number, perhaps), or wrong
                 value, length = in_c(text[start : start + most], 0)
                 return value, start + length
-            if most == _LARGEST_IN_C:
-                return in_python(text, start)
-            most *= 10
+        return in_python(text, start)
 
     return scan
 
