@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -44,6 +44,29 @@ async def another_connection(database_url: str) -> AsyncIterator[Callable[[], Aw
     yield connect_again
     for connection in made:
         await connection.close(timeout=10)
+
+
+@pytest.fixture
+async def login(
+    request: pytest.FixtureRequest, database_url: str, connection: asyncpg.Connection
+) -> AsyncIterator[Callable[[str], Awaitable[asyncpg.Connection]]]:
+    """Logs in as one of the roles in the test file's ``ROLES``, which are new and have no right.
+
+    Each sets READ COMMITTED, as third-party executors and workers must.
+    """
+    async with AsyncExitStack() as stack:
+        for role in request.module.ROLES:
+            await connection.execute(f"CREATE ROLE {role} LOGIN")
+
+        async def log_in(role: str) -> asyncpg.Connection:
+            settings = {"default_transaction_isolation": "read committed"}
+            made = await asyncpg.connect(database_url, user=role, server_settings=settings)
+            stack.push_async_callback(made.close)
+            return made
+
+        yield log_in
+    for role in request.module.ROLES:
+        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 class Bench:

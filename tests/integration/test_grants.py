@@ -6,8 +6,7 @@ same, so that every other grant on this object waits.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
@@ -38,24 +37,6 @@ RIGHTS = """
     UNION ALL SELECT c.relname FROM pg_class c, aclexplode(c.relacl) a WHERE a.grantee = $1::text::regrole
     UNION ALL SELECT t.attname FROM pg_attribute t, aclexplode(t.attacl) a WHERE a.grantee = $1::text::regrole
 """
-
-
-@pytest.fixture
-async def login(database_url: str, connection: asyncpg.Connection) -> AsyncIterator[Any]:
-    """Logs in as one of two roles."""
-    async with AsyncExitStack() as stack:
-        for role in ROLES:
-            await connection.execute(f"CREATE ROLE {role} LOGIN")
-
-        async def log_in(role: str) -> asyncpg.Connection:
-            settings = {"default_transaction_isolation": "read committed"}
-            made = await asyncpg.connect(database_url, user=role, server_settings=settings)
-            stack.push_async_callback(made.close)
-            return made
-
-        yield log_in
-    for role in ROLES:
-        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @asynccontextmanager

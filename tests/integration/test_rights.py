@@ -1,7 +1,5 @@
 """Roles of the database that own no object of Joex, and publications of all its tables."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
@@ -10,7 +8,6 @@ import pytest
 from joex import NewJob
 from joex.core.priority_turns import CountingScheme
 from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
-from tests.support.postgres import TestServer
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -19,28 +16,11 @@ ROLES = ("joex_test_one", "joex_test_two")
 
 
 @pytest.fixture
-async def login(
-    postgres: TestServer, database_url: str, connection: asyncpg.Connection
-) -> AsyncIterator[Callable[[str], Awaitable[asyncpg.Connection]]]:
-    """Logs in as one of two roles that may use the schema, its tables and its sequences, and no more.
-
-    Both set READ COMMITTED, as third-party executors and workers must.
-    """
-    async with AsyncExitStack() as stack:
-        for role in ROLES:
-            await connection.execute(f"""
-                CREATE ROLE {role} LOGIN;
-                SELECT joex_private.set_scopes('{role}', '{{executor}}')""")
-
-        async def log_in(role: str) -> asyncpg.Connection:
-            settings = {"default_transaction_isolation": "read committed"}
-            made = await asyncpg.connect(database_url, user=role, server_settings=settings)
-            stack.push_async_callback(made.close)
-            return made
-
-        yield log_in
+async def login(login: Any, connection: asyncpg.Connection) -> Any:
+    """As `login`; the roles may use the schema, its tables and its sequences, and no more."""
     for role in ROLES:
-        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await connection.execute(f"SELECT joex_private.set_scopes('{role}', '{{executor}}')")
+    return login
 
 
 async def test_each_of_two_roles_takes_from_a_queue_that_the_other_was_the_first_to_serve(login, bench):
