@@ -1675,7 +1675,7 @@ async def app_of_command(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 async def test_pages_of_a_tenant_leave_connections_and_turns_to_others_however_many_tokens_it_has(  # noqa: PLR0917 - fixtures
     browse: Open, client: Client, connection: asyncpg.Connection, database_url: str, token: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(connection_shares, "_WITHIN", 600.0)
+    monkeypatch.setattr("joex.client.client.time_limit", lambda _: 600.0)
     monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
     may_search, search, searching = asyncio.Event(), search_jobs, asyncio.Event()
 

@@ -53,7 +53,7 @@ async def _serve(
 ) -> None:
     from joex.console.app import create_console  # noqa: PLC0415 - as above
     from joex.console.sign_in import Access  # noqa: PLC0415
-    from joex.http.connection_shares import sharing_client  # noqa: PLC0415
+    from joex.http.connection_shares import SharingClient  # noqa: PLC0415
     from joex.http.server import serve  # noqa: PLC0415
 
     access = Access(
@@ -63,7 +63,7 @@ async def _serve(
         user_scopes=frozenset(settings.user_scopes),
         operators=frozenset(settings.operators),
     )
-    async with sharing_client(url) as client:
+    async with SharingClient(url) as client:
         serving = asyncio.create_task(serve(create_console(client, access), listener, certificate))
         scheme = "http" if certificate is None else "https"
         with reacting_to_signals(lambda _: serving.cancel()):

@@ -25,7 +25,7 @@ from joex.core.lease import Lease
 from joex.errors import ConfigError, JoexError
 from joex.event_loop import new_event_loop
 from joex.http.certificate import Certificate, certificate_of
-from joex.http.connection_shares import MOST, sharing_client
+from joex.http.connection_shares import MOST, SharingClient
 from joex.http.listening import address_of, listen
 from joex.store.database import create_pool
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _CLOSE_WITHIN = 2.0
-_HTTP_WITHIN = 30.0
+_HTTP_WITHIN = 30.0  # seconds for a statement, as a client has by default
 _COLLECT_AFTER = 5_000  # objects created and not yet freed: seven times Python's default, and still little memory
 _OF_A_RUN = 25  # objects
 
@@ -120,7 +120,7 @@ async def _client(settings: Settings, url: str) -> AsyncIterator[Client]:
         name="joex http",
         within=_HTTP_WITHIN,
     )
-    client = sharing_client(pool)
+    client = SharingClient(pool)
     try:
         yield client
     finally:

@@ -56,6 +56,7 @@ class Client(Calls, Submits[Coroutine[Any, Any, UUID], Coroutine[Any, Any, UUID 
     """
 
     connections: Connections
+    _connections_class: type[Connections] = Connections
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Client(Calls, Submits[Coroutine[Any, Any, UUID], Coroutine[Any, Any, UUID 
         timeout: timedelta | float | str | None = "30s",
         patience: timedelta | float | str = 0,
     ) -> None:
-        super().__init__(Connections(database, time_limit(timeout), seconds_of("patience", patience)))
+        super().__init__(self._connections_class(database, time_limit(timeout), seconds_of("patience", patience)))
 
     @property
     def groups(self) -> Groups:

@@ -24,7 +24,6 @@ MOST = MOST_SHARED + 11
 changes (see `joex.http.turns`), four look-ups of tokens, and what listens, or reads the snapshots of the console."""
 _FOR_OTHERS = 2
 """Of them, those that a tenant who has one leaves to those who have none."""
-_WITHIN = 30.0  # seconds for a statement, as other clients have, where the pool is the client's
 
 
 class Holder(NamedTuple):
@@ -61,13 +60,6 @@ def judged_by(judge: Callable[[], Awaitable[None]] | None) -> Iterator[None]:
 def judge_no_more() -> None:
     """As in a block of `judged_by` with None, for the rest of this context, which only ends what it began."""
     _JUDGE.set(None)
-
-
-def sharing_client(database: Any) -> Client:
-    """A client whose callers share its connections. ``database``: as a client's: its URL, or an asyncpg pool."""
-    client = Client(database)
-    client.connections = _SharedConnections(database)
-    return client
 
 
 class Shares:
@@ -124,8 +116,8 @@ class _SharedConnections(Connections):
 
     most = MOST
 
-    def __init__(self, database: Any) -> None:
-        super().__init__(database, within=_WITHIN, patience=0)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._shares = Shares()
 
     @asynccontextmanager
@@ -141,3 +133,9 @@ class _SharedConnections(Connections):
                 await judge()
             async with used as connection:
                 yield connection
+
+
+class SharingClient(Client):
+    """A client whose callers share its connections."""
+
+    _connections_class = _SharedConnections
