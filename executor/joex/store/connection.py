@@ -21,6 +21,7 @@ import asyncpg
 from asyncpg.transaction import Transaction
 
 from joex.errors import DatabaseUnavailable
+from joex.store.name_lookups import LOOKUPS
 from joex.store.statement import Connection
 
 if TYPE_CHECKING:
@@ -80,13 +81,14 @@ class Host:
 
 
 class Towards:
-    """An event loop that connects to one address, whatever host the caller names.
+    """An event loop that connects to one address, whatever host the caller names; None: to the first that answers.
 
     asyncpg resolves the name of a host and tries its addresses without a time limit for each. So it gets the name,
     which TLS verifies, and this loop; also for later connections, because a cancel request must reach the same server.
+    A host that comes after the question mark is read by asyncpg alone: its name is looked up here, in our threads.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str | None) -> None:
         self._loop = loop
         self._address = address
 
@@ -97,7 +99,11 @@ class Towards:
         """As the loop's."""
         if options.get("ssl"):
             options["server_hostname"] = host
-        return await self._loop.create_connection(protocol, self._address, port, **options)
+        *others, last = [self._address] if self._address else await LOOKUPS.addresses(host)
+        for address in others:
+            with suppress(OSError):
+                return await self._loop.create_connection(protocol, address, port, **options)
+        return await self._loop.create_connection(protocol, last, port, **options)
 
 
 class OwnConnection(_Base):

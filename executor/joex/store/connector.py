@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,8 +179,7 @@ class Connector:
             raise none.latest from None
 
     async def _connected_at(self, host: Host | None, _until: float) -> OwnConnection:
-        loop: Any = asyncio.get_running_loop()
-        loop = Towards(loop, host.address) if host and host.address else _Resolving(loop)
+        loop: Any = Towards(asyncio.get_running_loop(), host.address if host else None)
         where: dict[str, Any] = {"host": host.name, "port": host.port} if host else {}
         if self._server is not None:
             where["target_session_attrs"] = self._server
@@ -224,27 +222,6 @@ def _parameter_error(error: Exception) -> ConfigError:
         f"database URL: there is no parameter {name[1] if name else said!r}; after the ? come sslmode, "
         "target_session_attrs and the like, or settings of the server"
     )
-
-
-class _Resolving:
-    """An event loop that looks names up in our threads: asyncpg alone reads a host that comes after the question mark.
-
-    As with `Towards`, this is the loop of later connections too.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-    async def create_connection(self, protocol: Any, host: str, port: int, **options: Any) -> Any:
-        """As the loop's."""
-        *others, last = await LOOKUPS.addresses(host)
-        for address in others:
-            with suppress(OSError):
-                return await Towards(self._loop, address).create_connection(protocol, host, port, **options)
-        return await Towards(self._loop, last).create_connection(protocol, host, port, **options)
 
 
 class _NoneAnswers(Exception):
