@@ -63,7 +63,8 @@ class Tokens:
     async def _look_up(self, digest: bytes) -> Caller | None:
         asked_at = self._clock()  # and not when the answer is here: it may be as old as the question
         try:
-            # (Two look up at a time: one that waited for the turn of its caller would keep others from it.)
+            # (It needs no share: there are connections for as many as look up at a time. The call that is judged may
+            # have its share already: it would wait for a second one, and be judged for that, too.)
             with holding_as(None):
                 async with self._client.using() as connection:
                     found = await tokens.find(connection, digest)
