@@ -222,6 +222,18 @@ async def test_pages_of_periodic_tasks_without_an_end_are_an_error(monkeypatch):
             await periodic_reconciler._rows(connection, {"a"})
 
 
+async def test_a_row_that_is_no_answer_to_the_question_for_the_rows_of_these_owners_is_none_of_theirs(monkeypatch):
+    """Whoever owns a database may have its view say anything: the namespace's tasks in other databases go on."""
+    ours, another = (SimpleNamespace(owner=owner, key="k") for owner in ("a", "another"))
+
+    async def list_tasks(*_, **__):
+        return [another, ours]
+
+    monkeypatch.setattr("joex.store.periodic.list_tasks", list_tasks)
+    connection: Any = None
+    assert await periodic_reconciler._rows(connection, {"a"}) == {"a": [ours]}
+
+
 @pytest.mark.parametrize("step", ["desired_row", "condition"])
 async def test_ten_thousand_periodic_tasks_of_a_namespace_leave_time_for_all_else(monkeypatch, step):
     """To read one takes a millisecond: an operator that read them all at once would lose its lease."""
