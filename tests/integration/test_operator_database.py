@@ -13,7 +13,7 @@ import pytest
 from joex.core.lease import Mark
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError, SchemaError
 from joex.store import executors
-from joex.store.database import connect, create_pool
+from joex.store.database import connect
 from joex_operator.control.controller import Controller
 from joex_operator.control.database import Database, database_problem
 from joex_operator.control.periodic_scheduler import SchedulerService
@@ -24,26 +24,26 @@ from tests.support.waiting import PATIENCE, eventually
 from tests.unit.joex_operator.builders import manifest
 
 
-@pytest.fixture(params=["scheduler", "database"])
-async def close(request, database_url):
-    """Closes one of the two databases, which has just been opened."""
-    pool = await create_pool(database_url, most=2)
-    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
-    if request.param == "scheduler":
-        yield start_scheduler(pool, "joex").close
-    else:
-        yield Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler).close
-    pool.terminate()
+async def test_a_close_that_is_cancelled_leaves_no_scheduler_and_no_connection_behind(database_url):
+    """A reconcile that takes too long is cancelled, and no other one knows of the database any more."""
+    schedulers: list[SchedulerService] = []
 
+    def start_scheduler(pool, name):
+        schedulers.append(SchedulerService(pool, name, worker="me", poll=1.0, metrics=OperatorMetrics()))
+        return schedulers[0]
 
-async def test_a_cancellation_during_the_close_is_passed_on(close):
-    """A controller's worker that lost the cancellation would wait for its next key for ever, even after SIGTERM."""
-    closing = asyncio.create_task(close())
+    database = Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler)
+    async with database.connection():
+        pass
+    closing = asyncio.create_task(database.close())
     await asyncio.sleep(0)
     assert not closing.done()
     closing.cancel()
     await asyncio.wait([closing])
-    assert closing.cancelled()
+    assert closing.cancelled(), "a worker that lost the cancellation would wait for its next key for ever"
+    await eventually(schedulers[0]._running.done, why="the scheduler has stopped")
+    assert database._pool is not None
+    assert database._pool.is_closing()
 
 
 class Observed:

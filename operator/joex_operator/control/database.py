@@ -91,14 +91,15 @@ class Database:
         self._listening = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, also if the caller is cancelled meanwhile: nobody else closes this database."""
         self._is_closed = True
         self._listening.cancel()
-        await asyncio.wait([self._listening])  # unlike to await it, this passes on a cancellation of the caller
+        ending = [self._listening]
         if self._scheduler is not None:
-            await self._scheduler.close()
+            ending.append(self._scheduler.stop())
         if self._pool is not None:
             self._pool.terminate()
+        await asyncio.wait(ending)  # unlike to await them, this passes on a cancellation of the caller
 
     @asynccontextmanager
     async def connection(self, *, within: float = _USED_FOR) -> AsyncIterator[Connection]:

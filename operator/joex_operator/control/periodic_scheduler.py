@@ -21,7 +21,7 @@ _BAD = ("refused", "trouble")
 
 
 class SchedulerService:
-    """Runs the scheduler of one database until it is closed. Executors and other operators may run theirs beside it.
+    """Runs the scheduler of one database until it is stopped. Executors and other operators may run theirs beside it.
 
     Args:
         pool: connections to the database.
@@ -44,10 +44,10 @@ class SchedulerService:
         """Compute again what is due: a periodic task may have changed."""
         self._scheduler.wake()
 
-    async def close(self) -> None:
-        """Stop the scheduler."""
+    def stop(self) -> asyncio.Task[None]:
+        """Stop the scheduler; returns the task that ends then."""
         self._running.cancel()
-        await asyncio.wait([self._running])  # unlike to await it, this passes on a cancellation of the caller
+        return self._running
 
     async def _run(self) -> None:
         while True:
