@@ -77,15 +77,14 @@ class KubernetesApi:
     def __init__(self, client: ApiClient, metrics: OperatorMetrics) -> None:
         self.client = client
         self._metrics = metrics
-        self._clock = datetime.now(UTC), time.monotonic()
+        self._clock = self._told = datetime.now(UTC), time.monotonic()
 
     def now(self) -> datetime:
-        """The time by the clock of the API server, as of its latest answer; before the first one, by that of this host.
+        """The time by the clock of the API server, as its answers tell it; before the first ones, by that of this host.
 
         Deletions and conditions have times of the cluster: a host ten minutes ahead would take them for so much older.
         """
-        told, at = self._clock
-        return told + timedelta(seconds=time.monotonic() - at)
+        return _now_by(self._clock)
 
     async def get(self, path: str, **query: str) -> Object:
         """Read an object, or a list."""
@@ -161,8 +160,18 @@ class KubernetesApi:
     def _set_clock(self, date: str) -> None:
         with suppress(ValueError):  # (a proxy may send none, or anything)
             found = datetime.strptime(date, _DATE).replace(tzinfo=UTC)
-            if abs(found - datetime.now(UTC)) < _WRONG and abs(found - self.now()) > _SAME_TIME:
-                self._clock = found, time.monotonic()
+            if abs(found - datetime.now(UTC)) >= _WRONG:
+                return
+            # Two answers in a row must tell it: by one wrong time of a proxy, all that began before would be over.
+            before, self._told = _now_by(self._told), (found, time.monotonic())
+            if abs(found - self.now()) > _SAME_TIME >= abs(found - before):
+                self._clock = self._told
+
+
+def _now_by(clock: tuple[datetime, float]) -> datetime:
+    """The time by a clock: what it told, and the process's own time then."""
+    told, at = clock
+    return told + timedelta(seconds=time.monotonic() - at)
 
 
 def describe(error: BaseException) -> str:
