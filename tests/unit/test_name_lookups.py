@@ -121,6 +121,26 @@ async def test_names_that_were_slow_leave_a_turn_to_the_others_of_their_owner(re
     assert resolver.next() in slow
 
 
+async def test_the_slow_names_of_many_owners_leave_turns_to_the_names_of_others(resolver, ask, monkeypatch):
+    def ask_all():
+        return [ask(f"owner {owner}", f"held {owner} {number}") for owner in range(40) for number in range(3)]
+
+    async def answer(some):
+        while not all(one.done() for one in some):
+            for answers in list(resolver.answers.values()):
+                answers.set()
+            await asyncio.wait(some, timeout=0.01)
+        resolver.answers.clear()
+
+    monkeypatch.setattr(name_lookups, "_SLOW", -1.0)
+    await answer(ask_all())
+    again = ask_all()
+    await asyncio.sleep(0)
+    assert await ask("another", "new") == ["address of new"]
+    assert not any(one.done() for one in again)
+    await answer(again)
+
+
 async def test_who_asks_for_the_same_name_waits_for_the_same_lookup(resolver, ask):
     first, gone, second = ask("a", "held"), ask("a", "held"), ask("a", "held")
     assert await asyncio.to_thread(resolver.next) == "held"

@@ -1,7 +1,8 @@
 """Looks up the names of hosts, in threads of its own: the system's look-up can't be ended, and may take a minute.
 
 asyncio would use threads that it has few of, for all else too. An operator looks up names that others have written: of
-each owner, a namespace, some at a time, and the next one is of an owner that has fewest under way.
+each owner, a namespace, some at a time, and the next one is of an owner that has fewest under way. Names that were
+slow, as those are for which no server answers, get half of the threads at most.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import final
 
-_MOST, _MOST_OF_ONE = 100, 4
-"""Look-ups at a time: in all, and of one owner. Each has a thread."""
+_MOST, _MOST_SLOW, _MOST_OF_ONE = 100, 50, 4
+"""Look-ups at a time: in all, of names that were slow, and of one owner. Each has a thread."""
 _SLOW = 1.0
 """Seconds: a name whose latest look-up took longer comes after the others of its owner, and leaves them a turn."""
 _SLOW_NAMES = 10_000
@@ -52,9 +53,10 @@ class NameLookups:
         self._asking: dict[tuple[str, str], list[_Waiting]] = {}
         self._names: dict[str, OrderedDict[str, None]] = {}
         self._under_way: Counter[str] = Counter()
-        self._turns: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(_MOST_OF_ONE)]
-        """The owners whose next name may be looked up, by how many they have under way."""
+        self._turns: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(2 * _MOST_OF_ONE)]
+        """The owners whose next name may be looked up, by how many they have under way; those with a slow one last."""
         self._slow: set[str] = set()
+        self._slow_under_way: set[tuple[str, str]] = set()
 
     async def addresses(self, name: str) -> list[str]:
         """The addresses of a host.
@@ -84,8 +86,10 @@ class NameLookups:
         under_way = self._under_way[owner]
         if not under_way:
             del self._under_way[owner]
-        if (names := self._names.get(owner)) and under_way < _MOST_OF_ONE - (next(iter(names)) in self._slow):
-            self._turns[under_way][owner] = None
+        if names := self._names.get(owner):
+            is_slow = next(iter(names)) in self._slow
+            if under_way < _MOST_OF_ONE - is_slow:
+                self._turns[2 * under_way + is_slow][owner] = None
 
     def _look_up(self) -> None:
         while (turn := self._next()) is not None:
@@ -101,7 +105,8 @@ class NameLookups:
     def _next(self) -> tuple[str, str] | None:
         """The owner and the name that are next; None: there is none, and the thread ends."""
         with self._lock:
-            turns = next(filter(None, self._turns), None)
+            among = self._turns if len(self._slow_under_way) < _MOST_SLOW else self._turns[::2]
+            turns = next(filter(None, among), None)
             if turns is None:
                 self._threads -= 1
                 return None
@@ -110,6 +115,8 @@ class NameLookups:
             if not self._names[owner]:
                 del self._names[owner]
             self._under_way[owner] += 1
+            if name in self._slow:
+                self._slow_under_way.add((owner, name))
             self._give_turn(owner)
             return owner, name
 
@@ -119,6 +126,7 @@ class NameLookups:
             if len(self._slow) >= _SLOW_NAMES:
                 self._slow.clear()
             (self._slow.add if is_slow else self._slow.discard)(name)
+            self._slow_under_way.discard((owner, name))
             self._under_way[owner] -= 1
             self._give_turn(owner)
             return self._asking.pop((owner, name))
