@@ -36,6 +36,7 @@ _LONGEST_SLEEP = 60.0
 _JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
 _ASIDE_FOR, _LONGEST_ASIDE = 10.0, 300.0
+_REST_AHEAD = 60.0  # seconds of rest that a scheduler with a share may put off: ten thousand tasks may be due at once
 
 
 class Aside:
@@ -73,6 +74,8 @@ class PeriodicScheduler:
         emit: receives events.
         maintain: called when Joex's own work is due, which the caller then does; None: other schedulers do this work.
         poll_every: seconds between two rounds if the caller never calls `wake`; None: the caller does.
+        share: of the time, which rounds take at most in the long run: a database in which something is always due, or
+            which says so, would occupy a process that serves others too.
     """
 
     def __init__(
@@ -83,11 +86,13 @@ class PeriodicScheduler:
         *,
         maintain: Callable[[], None] | None = None,
         poll_every: float | None = None,
+        share: float = 1.0,
     ) -> None:
         self._pool = pool
         self._worker = worker
         self._emit = emit
         self._maintain = maintain
+        self._share = share
         self._longest_sleep = min(_LONGEST_SLEEP, poll_every or _LONGEST_SLEEP)
         self._wakeup = asyncio.Event()
         self._busy_for = _BUSY_RETRY_IN
@@ -102,13 +107,18 @@ class PeriodicScheduler:
     async def run(self) -> None:
         """Create jobs, until cancelled."""
         trouble = Trouble("scheduler", self._emit)
+        clock = asyncio.get_running_loop().time
+        rested = clock()
         while True:
+            began = clock()
             self._wakeup.clear()
             try:
                 sleep = await self._round()
                 trouble.over()
             except (JoexError, OSError) as error:
                 sleep = trouble.failed(error)
+            rested = max(rested, began) + (clock() - began) / self._share
+            await asyncio.sleep(rested - clock() - _REST_AHEAD)
             with suppress(TimeoutError):
                 async with asyncio.timeout(sleep):
                     await self._wakeup.wait()

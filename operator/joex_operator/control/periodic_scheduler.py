@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("joex.operator")
 
 _START_OVER_IN = 1.0
+_SHARE = 0.2
 _BAD = ("refused", "trouble")
 
 
@@ -37,7 +38,7 @@ class SchedulerService:
         self._database = database
         self._metrics = metrics
         self._log_trouble = trouble_lines(f"periodic tasks in {database}")
-        self._scheduler = PeriodicScheduler(pool, worker, self._emit, poll_every=poll)
+        self._scheduler = PeriodicScheduler(pool, worker, self._emit, poll_every=poll, share=_SHARE)
         self._running = asyncio.create_task(self._run())
 
     def wake(self) -> None:
