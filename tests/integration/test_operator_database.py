@@ -46,6 +46,63 @@ async def test_a_close_that_is_cancelled_leaves_no_scheduler_and_no_connection_b
     assert database._pool.is_closing()
 
 
+async def test_a_migration_goes_on_though_the_reconcile_that_began_it_takes_too_long(database_url, monkeypatch):
+    """Cancelled with it, and begun again by the next one, it would never end."""
+    begun, goes_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def migrate(*_, **__):
+        begun.release()
+        await goes_on.wait()
+        return []
+
+    monkeypatch.setattr("joex_operator.control.database.migrate", migrate)
+    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
+    database = Database(database_url, lambda *_: None, migrate=True, start_scheduler=start_scheduler)
+
+    async def use():
+        async with database.connection() as connection:
+            return await connection.fetchval("SELECT 1")
+
+    try:
+        async with asyncio.timeout(PATIENCE):
+            first = asyncio.create_task(use())
+            await begun.acquire()
+            first.cancel()
+            await asyncio.wait([first])
+            second = asyncio.create_task(use())
+            goes_on.set()
+            assert await second == 1
+        assert begun.locked(), "it began once"
+    finally:
+        await database.close()
+
+
+async def test_a_migration_ends_with_the_last_use_of_its_database(database_url, monkeypatch):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def migrate(*_, **__):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("joex_operator.control.database.migrate", migrate)
+    database = Database(database_url, lambda *_: None, migrate=True, start_scheduler=Mock())
+
+    async def use():
+        async with database.connection():
+            pass
+
+    using = asyncio.create_task(use())
+    async with asyncio.timeout(PATIENCE):
+        await begun.wait()
+        await database.close()
+        assert ended.is_set()
+        with pytest.raises(DatabaseUnavailable, match="no pool uses this database any more"):
+            await using
+
+
 class Observed:
     """An observation that is as a test says."""
 

@@ -43,6 +43,8 @@ _LISTEN_AGAIN_IN = 1.0
 _ASK_EVERY = 2.0
 _CONNECT_WITHIN = 10.0
 _TRY_AGAIN_IN = 1.0
+_MIGRATE_WITHIN = 3600.0
+"""Seconds for each statement of a migration, which may rewrite a table."""
 _USED_FOR = 30.0
 """Seconds: each statement has a limit of its own, but whoever owns a database may have many of them answer late."""
 _RESCUES = 100
@@ -87,14 +89,18 @@ class Database:
         self._observed = Observation(_ASK_EVERY)
         self._rescued_by: list[Mark] = []
         self._preparing = asyncio.Lock()
+        self._preparation: asyncio.Task[None] | None = None
         self._trouble = Trouble("listener", trouble_lines(f"listening for work in {self.name}"))
         self._listening = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
         """Close all connections, also if the caller is cancelled meanwhile: nobody else closes this database."""
         self._is_closed = True
-        self._listening.cancel()
         ending = [self._listening]
+        self._listening.cancel()
+        if self._preparation is not None:
+            ending.append(self._preparation)
+            self._preparation.cancel()
         if self._scheduler is not None:
             ending.append(self._scheduler.stop())
         if self._pool is not None:
@@ -186,8 +192,14 @@ class Database:
             if self._pool is None:
                 self._pool = await create_pool(self.url, most=_CONNECTIONS, name="joex operator", for_services=True)
             if not self._is_prepared:
-                await self._prepare()
-                self._is_prepared = True
+                if self._preparation is None:
+                    self._preparation = asyncio.create_task(self._prepare())
+                preparation = self._preparation
+                await asyncio.wait([preparation])  # a migration goes on when the caller is cancelled
+                self._preparation = None
+                if not preparation.cancelled():
+                    preparation.result()
+                    self._is_prepared = True
             if self._is_closed:  # `close` was called while this one connected
                 self._pool.terminate()
                 raise DatabaseUnavailable("no pool uses this database any more")
@@ -196,7 +208,7 @@ class Database:
             return self._pool
 
     async def _prepare(self) -> None:
-        connection = await connect(self.url, name="joex operator")
+        connection = await connect(self.url, name="joex operator", within=_MIGRATE_WITHIN)
         try:
             if not self._migrate:
                 await check_schema(connection)
