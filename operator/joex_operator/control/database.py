@@ -208,7 +208,8 @@ class Database:
             return self._pool
 
     async def _prepare(self) -> None:
-        connection = await connect(self.url, name="joex operator", within=_MIGRATE_WITHIN)
+        within = _MIGRATE_WITHIN if self._migrate else _USED_FOR
+        connection = await connect(self.url, name="joex operator", within=within)
         try:
             if not self._migrate:
                 await check_schema(connection)
