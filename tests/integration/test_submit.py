@@ -618,28 +618,36 @@ LARGE = (
     "SELECT joex_private.add('keyed', 'two', opts => args) FROM document",
     "SELECT joex.put_periodic_task('a', 't', 'daily', args => args) FROM document",
 )
+DIGITS = "('{\"x\": [' || repeat('1e131071,', $1) || '0]}')::jsonb"
+TOO_LONG = r"at most 1000000 bytes; got \d+: store"
 
 
 async def test_arguments_whose_text_is_over_the_limit_are_refused_though_they_are_stored_in_few_bytes(connection):
     """One such row would break each list of jobs."""
-    await _each_call_refuses(connection, numbers=200, calls=LARGE)  # of 26 MB
+    await _each_call_refuses(connection, DIGITS, 200, LARGE, TOO_LONG)  # of 26 MB
 
 
 @pytest.mark.postgres  # each call makes the server write a gigabyte: on one version
 async def test_arguments_that_are_longer_than_a_text_can_be_are_refused_though_they_are_stored_in_few_bytes(connection):
     """All calls ask the function that refuses these; the calls above show that each asks it."""
-    await _each_call_refuses(connection, numbers=9000, calls=LARGE if SOAK else LARGE[:1])
+    await _each_call_refuses(connection, DIGITS, 9000, LARGE if SOAK else LARGE[:1], TOO_LONG)
 
 
-async def _each_call_refuses(connection, numbers, calls):
+async def test_arguments_that_are_nested_so_deep_that_a_restore_might_not_read_them_are_refused(connection):
+    """Functions can build what the server can not read from a text: no dump with such a job comes back."""
+    nested = "('{\"x\": ' || repeat('[', $1) || repeat(']', $1) || '}')::jsonb"
+    await connection.fetch(f"SELECT joex.submit('a', {nested})", 999)
+    await connection.execute("DELETE FROM joex_private.job")
+    await _each_call_refuses(connection, nested, 1000, LARGE, "at most 1000 levels of arrays")
+
+
+async def _each_call_refuses(connection, document, repeated, calls, told):
     await connection.execute("CREATE TABLE document (args jsonb)")
-    await connection.execute(
-        "INSERT INTO document SELECT ('{\"x\": [' || repeat('1e131071,', $1) || '0]}')::jsonb", numbers
-    )
+    await connection.execute(f"INSERT INTO document SELECT {document}", repeated)
     job_id = await connection.fetchval("SELECT joex.submit('a')")
     for call in calls:
         field = "opts" if "opts =>" in call else "args"
-        with pytest.raises(asyncpg.PostgresError, match=rf"^{field}: at most 1000000 bytes; got \d+: store") as refused:
+        with pytest.raises(asyncpg.PostgresError, match=f"^{field}: {told}") as refused:
             await connection.fetch(call)
         assert refused.value.sqlstate == "JX003"
     assert [job.id for job in (await list_jobs(connection, Filter(), None, 20)).jobs] == [job_id]
@@ -682,6 +690,15 @@ async def test_a_result_whose_text_is_over_the_limit_is_refused(keyed, client, c
     job = await keyed.accept("a")
     finish = "SELECT joex.finish($1, $2, result => ('[' || repeat('1e131071,', 200) || '0]')::jsonb)"
     with pytest.raises(asyncpg.PostgresError, match=r"^result: at most 16000000 bytes; got 26"):
+        await connection.fetch(finish, job.job, job.lock_id)
+    assert (await client.get(job.job)).state == "running"
+
+
+async def test_a_result_that_is_nested_so_deep_is_refused_too(keyed, client, connection):
+    await keyed.add("a", 1)
+    job = await keyed.accept("a")
+    finish = "SELECT joex.finish($1, $2, result => (repeat('[', 1001) || repeat(']', 1001))::jsonb)"
+    with pytest.raises(asyncpg.PostgresError, match=r"^result: at most 1000 levels of arrays"):
         await connection.fetch(finish, job.job, job.lock_id)
     assert (await client.get(job.job)).state == "running"
 

@@ -102,6 +102,10 @@ BEGIN
         -- A take has a budget in bytes of values. (The text of a float has 309 digits at most, 26 times the bytes of its value.)
         RAISE EXCEPTION '%: has numbers with too many digits (% bytes as text): pass numbers of more than 300 digits as strings',
             p_field, v_text USING ERRCODE = 'JX003';
+    ELSIF jsonb_path_exists(p_value, '$.**{1000}') THEN
+        -- Functions can build what the server can't read from a text (about 18,000 levels), so that no dump with it could be restored. (A
+        -- value of 8,000 bytes, which nobody checks, has 999 levels at most.)
+        RAISE EXCEPTION '%: at most 1000 levels of arrays and objects, one in another', p_field USING ERRCODE = 'JX003';
     END IF;
 END $$;
 
