@@ -342,7 +342,7 @@ async def test_an_executor_does_all_but_what_the_owner_does(roles_of, connection
         "CREATE FUNCTION joex.wake(text, integer) RETURNS void LANGUAGE sql AS ''",
         "CREATE TABLE joex_private.mine ()",
         "SELECT joex_private.set_scopes('pg_monitor', '{executor}')",
-        "UPDATE joex_private.this_database SET limits_waiting = false",
+        "UPDATE joex_private.this_database SET events_channel = 'mine'",
         "SELECT setval('joex_private.roles_bound', 1)",
         "INSERT INTO joex_private.role_scope (role, scopes) VALUES ('pg_monitor', '{executor}')",
         "DELETE FROM joex_private.migration",
@@ -571,14 +571,15 @@ async def test_messages_for_developers_tell_a_bound_role_no_values_of_functions(
     assert inside == []
 
 
-async def test_a_bound_role_that_has_set_a_limit_and_not_committed_keeps_nobody_from_limits_and_revocations(
-    roles_of, connection
+@pytest.mark.parametrize("queues", [None, ["mine"]], ids=["everywhere", "bound"])
+async def test_a_role_that_has_set_a_limit_and_not_committed_keeps_nobody_from_limits_and_revocations(
+    roles_of, connection, queues
 ):
     viewer = await roles_of("view")
-    bound = await roles_of("operate", queues=["mine"])
+    operator = await roles_of("operate", queues=queues)
     await connection.execute("SET lock_timeout = '5s'")
-    async with bound.transaction():
-        await bound.execute("SELECT joex.set_group('a', queue => 'mine', max_waiting => 1)")
+    async with operator.transaction():
+        await operator.execute("SELECT joex.set_group('a', queue => 'mine', max_waiting => 1)")
         await connection.execute("SELECT joex.set_group('a', max_waiting => 1)")
         name = await viewer.fetchval("SELECT session_user::text")
         await roles.set_scopes(connection, RoleScopes(name, [], None, None))

@@ -82,9 +82,9 @@ _EMPTY = r"""
             TRUNCATE joex_private.mutex;
             INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('sleepers');
         END IF;
-        INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT (is_it)
-            DO UPDATE SET limits_waiting = false;
-        PERFORM setval('joex_private.roles_bound', 1), setval('joex_private.limits_running', 1);
+        INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT DO NOTHING;
+        PERFORM setval('joex_private.roles_bound', 1), setval('joex_private.limits_running', 1),
+            setval('joex_private.limits_waiting', 1);
     END $$
 """
 # The maintenance of executors is a periodic task: every ten minutes there would be one more job in some test.

@@ -34,8 +34,7 @@ CREATE TABLE joex_private.this_database (
     -- Of the places on the rings. Secret: a tenant that knew it could choose a name that shares the place of another tenant's group.
     ring_key  bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
     -- Of the events. Secret, because every role that can connect can listen.
-    events_channel  text NOT NULL DEFAULT 'joex_events_' || replace(gen_random_uuid()::text, '-', ''),
-    limits_waiting  boolean NOT NULL DEFAULT false      -- a group has, or has had, a limit of waiting jobs
+    events_channel  text NOT NULL DEFAULT 'joex_events_' || replace(gen_random_uuid()::text, '-', '')
 );
 INSERT INTO joex_private.this_database DEFAULT VALUES;
 ANALYZE joex_private.this_database;     -- (else the planner expects hundreds of rows)
@@ -312,6 +311,9 @@ CREATE INDEX group_setting_with_limit ON joex_private.group_setting (queue, ring
 -- be to keep it from others, for as long as the transaction is open that has set the first limit.)
 CREATE SEQUENCE joex_private.limits_running;
 SELECT setval('joex_private.limits_running', 1);
+-- The same of limits of waiting jobs, for submissions.
+CREATE SEQUENCE joex_private.limits_waiting;
+SELECT setval('joex_private.limits_waiting', 1);
 
 -- Rows to be locked (see try_mutex in sql/10_common.sql): one for each purpose, and one for each group with settings.
 CREATE TABLE joex_private.mutex (

@@ -219,12 +219,8 @@ CREATE OR REPLACE FUNCTION joex_private.hears_events(p joex_private.role_scope) 
 
 -- Note that grants have changed. p_lost: a role that knows the channel of events may hear them no longer, so the channel gets another name.
 -- (Those that listen hear of it on the old one. They ask for the new name, and only those that may hear events get it.)
--- limits_waiting is set with the first bound role, because set_group sets it for the first limit: a bound role that has done so, and leaves
--- its transaction open, would keep the owner from all that writes this row, such as a revocation.
 CREATE OR REPLACE FUNCTION joex_private.grants_changed(p_lost boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    UPDATE joex_private.this_database d SET limits_waiting = true
-    WHERE NOT d.limits_waiting AND EXISTS (SELECT FROM joex_private.role_scope s WHERE num_nonnulls(s.groups, s.queues) > 0);
     IF p_lost THEN
         PERFORM joex_private.send(d.events_channel, '{"event": "channel-changed"}') FROM joex_private.this_database d;
         UPDATE joex_private.this_database SET events_channel = DEFAULT;

@@ -143,7 +143,7 @@ BEGIN
     IF v_made > 0 THEN
         PERFORM joex_private.must_be_shallow((SELECT j.xmin FROM joex_private.job j WHERE j.id = v_ids[1]));
     END IF;
-    IF (SELECT d.limits_waiting FROM joex_private.this_database d) THEN
+    IF pg_sequence_last_value('joex_private.limits_waiting') IS DISTINCT FROM 1 THEN
         PERFORM joex_private.must_have_room(g.queue, g.grp, 1)
         FROM (SELECT DISTINCT j.queue, j.grp FROM joex_private.job j WHERE j.id = ANY (v_ids)) g;
     END IF;
@@ -197,7 +197,8 @@ BEGIN
            CASE WHEN v_due IS NULL THEN joex_private.lane(joex_private.priority_of(priority)) END, retries, v_now, coalesce(v_due, v_now),
            trace_context
     FROM joex_private.this_database d
-    WHERE NOT d.limits_waiting AND pg_sequence_last_value('joex_private.roles_bound') = 1 OR joex_private.must_be_accepted(queue, grp)
+    WHERE pg_sequence_last_value('joex_private.limits_waiting') = 1 AND pg_sequence_last_value('joex_private.roles_bound') = 1
+          OR joex_private.must_be_accepted(queue, grp)
     RETURNING CASE WHEN xmin = pg_current_xact_id()::xid OR joex_private.must_be_shallow(xmin) THEN id END INTO v_id;
     IF NOT FOUND THEN
         PERFORM joex_private.refuse_without_key();
@@ -238,10 +239,10 @@ BEGIN
     IF joex_private.is_large(opts) THEN
         PERFORM joex_private.check_size('opts', opts);
     END IF;
-    PERFORM joex_private.must_be_accepted(coalesce(queue, task), coalesce(grp, task))
-    FROM joex_private.this_database d WHERE d.limits_waiting OR pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1;
-    IF FOUND THEN
-        PERFORM joex_private.must_be_own_id('{submit}', coalesce(queue, task), coalesce(grp, task), p_key => key);
+    IF pg_sequence_last_value('joex_private.limits_waiting') IS DISTINCT FROM 1
+       OR pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1 THEN
+        PERFORM joex_private.must_be_accepted(coalesce(queue, task), coalesce(grp, task)),
+                joex_private.must_be_own_id('{submit}', coalesce(queue, task), coalesce(grp, task), p_key => key);
     END IF;
     INSERT INTO joex_private.job AS j (task, key, args, opts, rank, queue, grp, ring, priority, subject, submitter, state, lane,
                                        finished_at, cancel_requested, resubmit_requested, submitted_at, runnable_since, trace_context)

@@ -261,6 +261,9 @@ BEGIN
     IF max_running >= 0 THEN
         PERFORM setval('joex_private.limits_running', 2);
     END IF;
+    IF max_waiting >= 0 THEN
+        PERFORM setval('joex_private.limits_waiting', 2);
+    END IF;
     INSERT INTO joex_private.group_setting AS g (queue, grp, ring, weight, paused, max_running, max_waiting)
     VALUES (queue, grp, joex_private.ring(grp), coalesce(weight, 1), coalesce(paused, false), nullif(max_running, -1),
             nullif(max_waiting, -1))
@@ -268,8 +271,6 @@ BEGIN
         weight = coalesce(set_group.weight, g.weight), paused = coalesce(set_group.paused, g.paused),
         max_running = CASE WHEN set_group.max_running IS NULL THEN g.max_running ELSE nullif(set_group.max_running, -1) END,
         max_waiting = CASE WHEN set_group.max_waiting IS NULL THEN g.max_waiting ELSE nullif(set_group.max_waiting, -1) END;
-    -- (It stays: of two changes at a time the second one could not see what the first one has done.)
-    UPDATE joex_private.this_database d SET limits_waiting = true WHERE max_waiting >= 0 AND NOT d.limits_waiting;
     PERFORM joex_private.note_act('set_group', grp, queue, grp, jsonb_strip_nulls(
         jsonb_build_object('weight', weight, 'paused', paused, 'max_running', max_running,
                            'max_waiting', max_waiting)));
