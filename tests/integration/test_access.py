@@ -975,6 +975,14 @@ async def test_payloads_need_their_scope(roles_of, bench):
             await reader.execute(f"TABLE joex_private.{secret}")
 
 
+async def test_a_viewer_learns_no_name_of_a_subscription(roles_of):
+    """By the name it could end the waits of another client, or keep them waiting by a transaction that it leaves open."""
+    viewer = await roles_of("view", "payloads")
+    for secret in ("subscriber", "subscription", "watch"):
+        with case(secret), pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await viewer.execute(f"TABLE joex_private.{secret}")
+
+
 async def test_of_an_attempt_the_error_needs_the_scope_payloads(roles_of, bench):
     job_id = await bench.submit()
     await bench.finish(await bench.take_one(await bench.executor()), "failed", error="a secret", age=1.0)

@@ -242,10 +242,10 @@ BEGIN
     PERFORM joex_private.grants_changed(true = ANY (v_heard));
 END $$;
 
--- The tables that no scope reads but that of executors.
+-- The tables that no scope reads but that of executors. (A subscription belongs to whoever knows its name.)
 CREATE OR REPLACE FUNCTION joex_private.secret_tables() RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
     SELECT c.oid::regclass FROM pg_catalog.pg_class c WHERE c.relnamespace = 'joex_private'::regnamespace
-           AND c.relname IN ('this_database', 'role_scope', 'role_bounds', 'api_token') $$;
+           AND c.relname IN ('this_database', 'role_scope', 'role_bounds', 'api_token', 'subscriber', 'subscription') $$;
 
 -- (Not by regnamespace, whose text has quotes where the session sets quote_all_identifiers.)
 CREATE OR REPLACE FUNCTION joex_private.name_of(p_function pg_catalog.pg_proc) RETURNS text LANGUAGE sql STABLE AS $$

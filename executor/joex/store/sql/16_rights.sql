@@ -58,6 +58,7 @@ BEGIN
             SELECT 'UPDATE' WHERE v_executes AND (o.short, o.col) = ('joex_private.api_token', 'last_used_at')
             UNION ALL
             SELECT 'SELECT' WHERE v_views AND (p_all OR o.short LIKE 'joex.%') AND o.oid NOT IN (SELECT joex_private.secret_tables())
+                                  AND (o.short, o.col) <> ('joex_private.watch', 'name')
                                   AND ('payloads' = ANY (p_scopes) OR o.col <> ALL (joex_private.payloads())))
         END) r(privilege);
 END $$;
