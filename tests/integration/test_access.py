@@ -975,6 +975,15 @@ async def test_payloads_need_their_scope(roles_of, bench):
             await reader.execute(f"TABLE joex_private.{secret}")
 
 
+async def test_an_error_shows_no_arguments_of_a_periodic_task_to_a_role_without_payloads(roles_of, connection):
+    """The server shows the row that violates a constraint, to a function with the owner's rights as a whole."""
+    await connection.execute("SELECT joex.put_periodic_task('a', 't', 'daily', args => '{\"x\": \"a secret\"}')")
+    operator = await roles_of("operate")
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await operator.execute("SELECT joex.enable_periodic_task('a', enabled => NULL)")
+    assert "a secret" not in str(refused.value.as_dict())
+
+
 async def test_a_viewer_learns_no_name_of_a_subscription(roles_of):
     """By the name it could end the waits of another client, or keep them waiting by a transaction that it leaves open."""
     viewer = await roles_of("view", "payloads")

@@ -173,7 +173,9 @@ CREATE OR REPLACE FUNCTION joex.enable_periodic_task(
 DECLARE
     v_task joex_private.periodic_task;
 BEGIN
-    IF NOT any_owner THEN
+    IF enabled IS NULL THEN     -- (the server's error would show the task as a whole, with its arguments)
+        RAISE EXCEPTION 'enabled: expected true or false; got NULL' USING ERRCODE = '22004';
+    ELSIF NOT any_owner THEN
         PERFORM joex_private.check_owner(owner);
     END IF;
     v_task := joex_private.named_periodic_task(id, queue, grp);
