@@ -985,7 +985,7 @@ async def test_an_error_shows_no_arguments_of_a_periodic_task_to_a_role_without_
 
 
 async def test_a_viewer_learns_no_name_of_a_subscription(roles_of):
-    """By the name it could end the waits of another client, or keep them waiting by a transaction that it leaves open."""
+    """By one it could end the waits of another client, or keep them waiting by a transaction that it leaves open."""
     viewer = await roles_of("view", "payloads")
     for secret in ("subscriber", "subscription", "watch"):
         with case(secret), pytest.raises(asyncpg.InsufficientPrivilegeError):
