@@ -245,24 +245,32 @@ async def test_a_run_of_a_job_that_was_cancelled_is_told_to_stop(call, client):
     assert await call("finish", **run, result=1) == told, "said again"
 
 
-@pytest.mark.parametrize(("end", "state"), [({}, "success"), ({"error": "broken"}, "stuck")])
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [({}, "success"), ({"error": "broken"}, "stuck"), ({"opts": {"resubmit": True}}, "waiting")],
+)
 async def test_the_end_of_a_run_may_be_said_again_where_the_answer_was_lost(call, client, end, state):
     job = await call.add(1)
     run = run_of(await call.accept())
     for _ in range(2):
-        assert await call("finish", **run, **end) == (200, {"answer": "ok"})
+        assert await call("finish", **run, **end, log=["done"]) == (200, {"answer": "ok"})
         stored = await client.get(UUID(job))
         assert (stored.state, stored.attempt) == (state, 1)
-    await call.ok("keyed/resubmit", job=job)
+        assert [line.message for line in await client.log(UUID(job))][:-1] == ["done"], "and how the run has ended"
+    for what in ("cancel", "resubmit"):
+        await call.ok(f"keyed/{what}", job=job)
+        assert await call("finish", **run, **end) == (200, {"answer": "ok"}), "whatever clients do with the job then"
     await call.accept()
     assert (await call("finish", **run, **end))[1]["answer"] == "worker_conflict"
 
 
-async def test_who_has_given_a_job_back_can_not_finish_it(call):
-    await call.add(1)
+@pytest.mark.parametrize("what", ["update", "finish"])
+async def test_who_has_given_a_job_back_can_not_go_on_or_finish_it(call, client, what):
+    job = await call.add(1)
     run = run_of(await call.accept())
     await call.ok("give-back", **run)
-    assert (await call("finish", **run))[1]["answer"] == "worker_conflict"
+    assert (await call(what, **run, log=["mine"]))[1]["answer"] == "worker_conflict"
+    assert [line.message for line in await client.log(UUID(job))] == ["given back: this run does not count"]
 
 
 async def test_a_run_asks_for_another_round(call):

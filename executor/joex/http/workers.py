@@ -30,11 +30,13 @@ from joex.http.values import Shown
 from joex.http.worker_models import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
 from joex.store import keyed, runs
 from joex.store.errors import translated
+from joex.store.job_logs import attempts
 from joex.store.statement import Connection
 
 routes = APIRouter(route_class=Route, tags=["workers"], responses=problems(503))
 
-_ENDED = ("success", "failed", "stuck")
+_ANSWERS = {"success": "ok", "failed": "ok", "cancelled": "canceled"}
+"""To the end of a run, by its outcome. (A run that was given back has no end of its own.)"""
 
 
 class Accepted(BaseModel):
@@ -209,9 +211,9 @@ async def _transaction(client: Client) -> AsyncIterator[Connection]:
 async def _write_log(
     jobs: KeyedJobs, name: tuple[Any, Any], lock_id: UUID, lines: Sequence[str], connection: Connection
 ) -> None:
-    """Write the lines of a run into the log; none if the run has lost its job."""
+    """Write the lines of a run into the log; none if the run has lost its job, or has ended."""
     job = await jobs.get_job(*name, connection=connection) if lines else None
-    if job is not None:
+    if job is not None and job.state == "running":
         said = [runs.LogLine(job.job, lock_id, job.attempt, 0.0, "info", cut(line)) for line in lines]
         await runs.note_many(connection, said, [])
 
@@ -220,10 +222,12 @@ async def _first_answer(client: Client, jobs: KeyedJobs, name: tuple[Any, Any], 
     """The answer that a run got when it ended itself; the run repeats the call because that answer was lost."""
     async with client.using() as connection:
         job = await jobs.get_job(*name, connection=connection)
-        row = None if job is None else await keyed.get(connection, job.job, payloads=False)
-    if row is None or row.lock_id != lock_id:
-        return "worker_conflict"
-    return "ok" if row.state in _ENDED else "canceled" if row.state == "cancelled" else "worker_conflict"
+        if job is None:
+            return "worker_conflict"
+        ended = await attempts(connection, job.job, most=1, payloads=False)
+        row = await keyed.get(connection, job.job, payloads=False)  # (then: if it still is the run's, no other ran)
+    is_latest = row is not None and row.lock_id == lock_id
+    return _ANSWERS.get(ended[-1].outcome, "worker_conflict") if is_latest and ended else "worker_conflict"
 
 
 def _timeout(one: TypeTimeout) -> ShownTimeout:
