@@ -25,7 +25,7 @@ from joex.core.job import NewJob, RunningJob
 from joex.http import connection_shares, route, turns, visible
 from joex.http.api import check_route, create_api
 from joex.http.auth import PUBLIC
-from joex.http.caller import OWNER, needs, needs_of
+from joex.http.caller import OWNER, Caller, needs, needs_of
 from joex.http.route import together
 from joex.http.tokens import KEPT_FOR, Tokens
 from joex.store import audit, jobs, runs, tokens, worker_runs
@@ -475,6 +475,35 @@ async def test_a_call_whose_token_a_wrong_setting_keeps_from_its_check_is_told_s
             answer = await http.get("/api/v1/running")
     detail = "Joex's database URL, role or schema is wrong, so it can't check the token"
     assert (answer.status_code, answer.json()["detail"]) == (503, detail)
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["away", "with another schema"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("keyed/list", {"type": "t"}),
+        ("jobs", {"task": "t", "group": "acme"}),
+        ("jobs", {"task": "t", "group": "acme", "args": {"x": "x" * 1_100_000}}),
+        ("accept", {"type": "mails", "wait": "1s"}),
+    ],
+)
+async def test_while_the_database_is_away_only_the_owner_learns_where_it_is_and_what_it_says(  # noqa: PLR0917 - fixtures
+    face, empty_database_url, monkeypatch, is_there, path, body
+):
+    async def find(_: Tokens, token: str) -> Caller:
+        return Caller("acme", frozenset(Scope))  # it was known a moment ago
+
+    monkeypatch.setattr(Tokens, "find", find)
+    details = list[str]()
+    async with Client(empty_database_url if is_there else "postgresql://shop@127.0.0.1:1/shop") as wrong:
+        api = create_api(Settings(api_token=OWNERS), wrong, face, lambda: (b"", "text/plain"))
+        for token in (OWNERS, UNKNOWN):
+            async with browse(api, token) as http:
+                answer = await http.post(f"/api/v1/{path}", json=body)
+            assert answer.status_code == 503
+            details.append(answer.json()["detail"])
+    named = "joex migrate" if is_there else "127.0.0.1"
+    assert [named in detail for detail in details] == [True, False]
 
 
 async def test_a_flood_of_wrong_tokens_takes_two_connections_and_the_owner_submits_meanwhile(

@@ -18,6 +18,7 @@ from joex.client.client import Client
 from joex.core.job import State
 from joex.errors import DatabaseUnavailable, JoexError
 from joex.http.caller import Caller, acting
+from joex.http.errors import told
 from joex.http.turns import Line
 from joex.store import audit, jobs, keyed
 from joex.store.errors import Locked
@@ -182,7 +183,7 @@ class BulkActs:
             await self._run(act_id, bulk, wanted, caller, still_valid)
         except Exception as error:  # noqa: BLE001 - it is in the log, and on the page of the act
             _log.exception("%s: %s all ends early", caller.name, bulk.act)
-            bulk.trouble, bulk.is_over = str(error), True
+            bulk.trouble, bulk.is_over = told(error, caller), True
 
     async def _run(self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid) -> None:
         act, cursor, is_done = ACTS[bulk.act], None, False

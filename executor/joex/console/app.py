@@ -23,8 +23,9 @@ from joex.console.snapshot import Snapshots
 from joex.console.views import AWAY, Views
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
 from joex.http.dependencies import refuse_repeated_parameters
-from joex.http.errors import RETRY_AFTER
+from joex.http.errors import RETRY_AFTER, told
 from joex.http.route import together
+from joex.http.state import CALLER
 from joex.http.tokens import Tokens
 from joex.http.turns import line_of_acts, line_of_reports
 from joex.store.errors import Locked
@@ -97,10 +98,12 @@ def _add_handlers(app: FastAPI, views: Views) -> None:
         return views.error(request.scope, 409, f"{str(error).capitalize()}.", title="This can't be done now")
 
     async def away(request: Request, error: Exception) -> Response:
-        return views.error(request.scope, 503, str(error), RETRY_AFTER, AWAY)
+        detail = told(error, getattr(request.state, CALLER, None))
+        return views.error(request.scope, 503, detail, RETRY_AFTER, AWAY)
 
     async def unusable(request: Request, error: Exception) -> Response:
-        return views.error(request.scope, 503, str(error), RETRY_AFTER, "The database can't be used")
+        detail = told(error, getattr(request.state, CALLER, None))
+        return views.error(request.scope, 503, detail, RETRY_AFTER, "The database can't be used")
 
     async def failed(request: Request, _: Exception) -> Response:
         return views.error(request.scope, 500, "Internal error: see the log of the console.")

@@ -22,7 +22,7 @@ from joex.core.json_values import Written
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
 from joex.garbage import collection_paused
 from joex.http.caller import caller_of
-from joex.http.errors import RETRY_AFTER, cut
+from joex.http.errors import RETRY_AFTER, cut, told
 from joex.http.models import MOST_AT_ONCE, JobBody
 from joex.http.turns import Turns, held
 from joex.store.jobs import json_text
@@ -100,7 +100,7 @@ class JsonRequest(Request):
             async with self.app.state.client.using() as connection:
                 limit = (await size_limits(connection)).args
         except (DatabaseUnavailable, ConfigError) as error:
-            raise HTTPException(503, str(error), RETRY_AFTER) from error
+            raise HTTPException(503, told(error, await caller_of(self)), RETRY_AFTER) from error
         if values and least > values * limit:
             raise HTTPException(400, _too_large(limit, f"a body of {len(body)}"))
         return limit

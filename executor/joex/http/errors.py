@@ -13,9 +13,16 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from joex.errors import ConfigError, DatabaseUnavailable, GroupFull, InvalidJob, JoexError
+from joex.http.state import CALLER
+from joex.store.errors import Locked
+from joex.store.tokens import OWNER
 
 RETRY_AFTER = {"Retry-After": "2"}
 """The header of answers that say: try again."""
+_TO_OTHERS = {
+    ConfigError: "Joex's database URL, role or schema is wrong",
+    DatabaseUnavailable: "the database does not answer, or refuses the work for now",
+}
 _MOST_SHOWN = 5
 _LONGEST_NAME = 100
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -51,9 +58,12 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
     return JSONResponse({"detail": text}, status, headers)
 
 
-def unavailable(error: Exception) -> JSONResponse:
-    """The answer while the database is away: to try again."""
-    return problem(503, str(error), RETRY_AFTER)
+def told(error: Exception, caller: object) -> str:
+    """What an error says to a `Caller`. The owner alone learns where the database is, and what it says."""
+    is_owner = getattr(caller, "name", None) == OWNER
+    if isinstance(error, Locked) or (is_owner and isinstance(error, JoexError)):
+        return str(error)
+    return next((text for kind, text in _TO_OTHERS.items() if isinstance(error, kind)), "internal error: see the log")
 
 
 def problems(*statuses: int) -> Answers:
@@ -111,13 +121,12 @@ async def _full(_: Request, error: Exception) -> JSONResponse:
     return problem(429, str(error), RETRY_AFTER)
 
 
-async def _unavailable(_: Request, error: Exception) -> JSONResponse:
-    return unavailable(error)
+async def _unavailable(request: Request, error: Exception) -> JSONResponse:
+    return problem(503, told(error, getattr(request.state, CALLER, None)), RETRY_AFTER)
 
 
-async def _failed(_: Request, error: Exception) -> JSONResponse:
-    known = isinstance(error, JoexError)
-    return problem(500, str(error) if known else "internal error: see the log of the executor")
+async def _failed(request: Request, error: Exception) -> JSONResponse:
+    return problem(500, told(error, getattr(request.state, CALLER, None)))
 
 
 def _problem_line(found: Mapping[str, Any]) -> str:
