@@ -10,6 +10,7 @@ import joex
 from joex.errors import JoexError
 from joex.notifications import accept_waiters
 from joex.notifications.accept_waiters import _RENEW_EVERY
+from joex.store import worker_runs
 from tests.support.waiting import PATIENCE, eventually
 
 
@@ -53,9 +54,42 @@ async def test_an_added_job_wakes_who_waits(client, watched):
     assert (await worker).id == "x"
 
 
+async def test_a_worker_that_is_refused_when_it_is_woken_leaves_the_job_to_the_next_one(database_url, monkeypatch):
+    """The token of the first one was revoked while it waited."""
+    accept, looked = worker_runs.accept, list[str]()
+
+    async def judge(connection, queue, most, worker, limit):
+        if worker in looked and worker == "revoked":
+            raise PermissionError
+        found = await accept(connection, queue, most, worker, limit)
+        looked.append(worker)
+        return found
+
+    async def serve(*given):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(worker_runs, "accept", judge)
+    monkeypatch.setattr(accept_waiters.AcceptWaiters, "_serve", serve)  # nothing else wakes them
+    async with joex.Client(database_url) as client:
+        revoked = asyncio.create_task(client.keyed._accept_later("mail", "revoked", None, _deadline()))
+        await eventually(lambda: looked == ["revoked"])
+        second = asyncio.create_task(client.keyed._accept_later("mail", "second", None, _deadline()))
+        await eventually(lambda: looked == ["revoked", "second"])
+        job_id = await client.submit("mail.send", queue="mail")
+        client.connections.accept_waiters.wake("mail")
+        with pytest.raises(PermissionError):
+            await revoked
+        job = await second
+    assert job is not None
+    assert job.id == job_id
+
+
+def _deadline():
+    return asyncio.get_running_loop().time() + PATIENCE
+
+
 def waiting_in_turn(client, turn):
-    deadline = asyncio.get_running_loop().time() + PATIENCE
-    waits = client.keyed._accept_in_turn("mail", worker="w", turn=turn, deadline=deadline, waits=True)
+    waits = client.keyed._accept_in_turn("mail", worker="w", turn=turn, deadline=_deadline(), waits=True)
     return asyncio.create_task(waits)
 
 

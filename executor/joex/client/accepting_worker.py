@@ -135,6 +135,9 @@ class AcceptingWorker(Worker):
                         found = await self._accept(queue, worker, limit)
                     except DatabaseUnavailable:
                         found, poll_at = None, min(deadline, asyncio.get_running_loop().time() + _RETRY_IN)
+                    except BaseException:  # such as a token that was revoked meanwhile
+                        waiter.wake()  # it may have been woken for a job: it leaves that to the next worker in line
+                        raise
                 if found is not None:
                     waiters.wake(queue)  # the next worker in line looks for more
                     return found
