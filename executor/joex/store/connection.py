@@ -21,6 +21,7 @@ import asyncpg
 from asyncpg.transaction import Transaction
 
 from joex.errors import DatabaseUnavailable
+from joex.store.framing import CheckedLoop
 from joex.store.name_lookups import LOOKUPS
 from joex.store.statement import Connection
 
@@ -80,7 +81,7 @@ class Host:
         return self.name.startswith(("/", "@"))
 
 
-class Towards:
+class Towards(CheckedLoop):
     """An event loop that connects to one address, whatever host the caller names; None: to the first that answers.
 
     asyncpg resolves the name of a host and tries its addresses without a time limit for each. So it gets the name,
@@ -89,11 +90,8 @@ class Towards:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: str | None) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._address = address
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
 
     async def create_connection(self, protocol: Any, host: str, port: int, **options: Any) -> Any:
         """As the loop's."""
@@ -102,8 +100,8 @@ class Towards:
         *others, last = [self._address] if self._address else await LOOKUPS.addresses(host)
         for address in others:
             with suppress(OSError):
-                return await self._loop.create_connection(protocol, address, port, **options)
-        return await self._loop.create_connection(protocol, last, port, **options)
+                return await super().create_connection(protocol, address, port, **options)
+        return await super().create_connection(protocol, last, port, **options)
 
 
 class OwnConnection(_Base):

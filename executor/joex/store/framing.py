@@ -1,0 +1,131 @@
+"""Checks what a server sends before asyncpg reads it: some messages would stop the whole process.
+
+A message of the kind 0 lets asyncpg loop for ever (a URL with the port of another service is enough). A SCRAM login
+that goes on without having begun ends the process by SIGSEGV. And asyncpg derives the key of such a login on the event
+loop, with as many iterations as the server wants: of two thousand millions, for many minutes. An operator has databases
+of many owners in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+from asyncpg.protocol import Protocol
+
+_HEAD = struct.Struct("!Bi")
+_LEAST = 4
+"""The length of a message counts its own four bytes."""
+_LOGIN, _LOGGED_IN, _SASL, _SASL_CONTINUE, _SASL_FINAL = ord("R"), 0, 10, 11, 12
+_LONGEST_LOGIN = 65_536
+_MOST_ITERATIONS = 1_000_000
+"""PostgreSQL's default is 4,096. A million takes a quarter of a second."""
+
+_NO_POSTGRES = "the server does not speak PostgreSQL's protocol"
+
+
+class CheckedLoop:
+    """An event loop whose connections to PostgreSQL check what the server sends."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(self, protocol: Any, *where: Any, **options: Any) -> Any:
+        """As the loop's."""
+        return await self._loop.create_connection(lambda: _checked(protocol()), *where, **options)
+
+    async def create_unix_connection(self, protocol: Any, *where: Any, **options: Any) -> Any:
+        """As the loop's."""
+        return await self._loop.create_unix_connection(lambda: _checked(protocol()), *where, **options)
+
+    async def start_tls(self, *given: Any, **options: Any) -> Any:
+        """As the loop's."""
+        return _Encrypted(await self._loop.start_tls(*given, **options))
+
+
+class _Encrypted:
+    """A transport with TLS: asyncpg gives it its protocol when the server's certificate is accepted."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def set_protocol(self, protocol: Any) -> None:
+        """As the transport's."""
+        self._transport.set_protocol(_checked(protocol))
+
+
+def _checked(protocol: Any) -> Any:
+    if isinstance(protocol, Protocol):  # and none that asks for TLS, or cancels
+        setattr(protocol, "data_received", _Check(protocol.data_received, protocol.abort).received)  # noqa: B010 - a method
+    return protocol
+
+
+class _Check:
+    """Passes on what a server sends, but for a message that it may not send: that ends the connection.
+
+    Args:
+        receive: takes data.
+        abort: ends the connection.
+    """
+
+    def __init__(self, receive: Callable[[bytes], None], abort: Callable[[], None]) -> None:
+        self._receive = receive
+        self._abort = abort
+        self._held = b""
+        self._to_come = 0
+        self._is_in = False
+        self._is_by_scram = False
+        self._is_over = False
+
+    def received(self, data: bytes) -> None:
+        """Take a piece of any length."""
+        if self._is_over:
+            return
+        data, self._held = self._held + data, b""
+        at, end, wrong = self._to_come, len(data), ""
+        while at + _HEAD.size <= end and not wrong:
+            kind, length = _HEAD.unpack_from(data, at)
+            if kind == 0 or length < _LEAST:
+                wrong = _NO_POSTGRES
+            elif kind == _LOGIN and not self._is_in:
+                if at + 1 + length > end and length <= _LONGEST_LOGIN:
+                    break  # asyncpg gets it when it is whole
+                wrong = self._judged(data[at + _HEAD.size : at + 1 + length])
+            at += 0 if wrong else 1 + length
+        self._held, self._to_come = data[at:] if not wrong else b"", max(at - end, 0)
+        if at:
+            self._receive(data[:at])
+        if wrong:
+            self._is_over = True
+            self._receive(_error(wrong))
+            with suppress(asyncpg.InternalClientError):  # it has not logged in, and that ends with the error
+                self._abort()
+
+    def _judged(self, message: bytes) -> str:
+        """What is wrong with a message about the login; empty: nothing."""
+        code = int.from_bytes(message[:_LEAST])
+        is_out_of_turn = code in (_SASL_CONTINUE, _SASL_FINAL) and not self._is_by_scram
+        if len(message) < _LEAST or len(message) > _LONGEST_LOGIN or is_out_of_turn:
+            return _NO_POSTGRES
+        self._is_in, self._is_by_scram = code == _LOGGED_IN, code in (_SASL, _SASL_CONTINUE)
+        wanted = re.search(rb",i=0*(\d+)", message) if code == _SASL_CONTINUE else None
+        if wanted is not None and (len(wanted[1]) > len(str(_MOST_ITERATIONS)) or int(wanted[1]) > _MOST_ITERATIONS):
+            return f"the server wants more than {_MOST_ITERATIONS} iterations for a login (scram_iterations)"
+        return ""
+
+
+def _error(text: str) -> bytes:
+    """An error message as a server sends it."""
+    fields = f"SFATAL\0C{asyncpg.ProtocolViolationError.sqlstate}\0M{text}\0\0".encode()
+    return b"E" + (_LEAST + len(fields)).to_bytes(4) + fields

@@ -1,0 +1,112 @@
+"""Servers that are none, or whose owner means harm: an operator connects to the servers of many owners."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from joex.errors import DatabaseUnavailable
+from joex.store.database import connect
+from tests.support.cluster.pki import Authority
+from tests.support.tls import tls_in_front_of
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def message(kind: bytes, content: bytes) -> bytes:
+    return kind + (len(content) + 4).to_bytes(4) + content
+
+
+@asynccontextmanager
+async def server(answer: Answer) -> AsyncIterator[int]:
+    """A port at which a server answers to the first message, in any way."""
+
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4)) - 4)
+            await answer(reader, writer)
+            await reader.read()
+        writer.transport.abort()
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.add(asyncio.create_task(serve(reader, writer)))
+
+    async with await asyncio.start_server(begin, "127.0.0.1", 0) as made:
+        yield made.sockets[0].getsockname()[1]
+        await asyncio.gather(*handlers)
+
+
+@asynccontextmanager
+async def reached(port: int, way: str, authority: Authority) -> AsyncIterator[str]:
+    """A URL of the server."""
+    if way == "plain":
+        yield f"postgresql://joex:secret@127.0.0.1:{port}/shop?sslmode=disable"
+        return
+    postgres: Any = SimpleNamespace(port=port)
+    async with tls_in_front_of(postgres, authority.server("server", "IP:127.0.0.1")) as outer:
+        yield f"postgresql://joex:secret@127.0.0.1:{outer}/shop?sslmode=require"
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def authority(tmp_path: Any) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+async def test_a_server_that_wants_endless_iterations_for_a_login_is_refused(way: str, authority: Authority) -> None:
+    """The key would be derived on the event loop: of a thousand millions, nothing else would happen for minutes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(message(b"R", (10).to_bytes(4) + b"SCRAM-SHA-256\0\0"))
+        first = await reader.readexactly(int.from_bytes((await reader.readexactly(5))[1:]) - 4)
+        nonce = first.split(b"r=")[1] + b"more"
+        salt = base64.b64encode(b"salt")
+        for byte in message(b"R", (11).to_bytes(4) + b"r=" + nonce + b",s=" + salt + b",i=1000001"):
+            writer.write(bytes([byte]))  # so that no piece has all of it
+            await writer.drain()
+
+    async with server(answer) as port, reached(port, way, authority) as url:
+        with pytest.raises(DatabaseUnavailable, match="the server wants more than 1000000 iterations"):
+            await connect(url)
+
+
+LOGGED_IN = message(b"R", bytes(4))
+OUT_OF_TURN = message(b"R", (11).to_bytes(4) + b"r=x,s=eA==,i=4096")
+READY = LOGGED_IN + message(b"S", b"server_version\x0018.0\0") + message(b"K", bytes(8)) + message(b"Z", b"I")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\0\0\0\0\4", bytes(50), LOGGED_IN + message(b"\0", b""), b"Z\0\0\0\0", message(b"R", b""), OUT_OF_TURN],
+    ids=["of the kind 0", "zeros", "logged in", "of no length", "empty", "out of turn"],
+)
+async def test_a_server_that_speaks_no_postgresql_is_refused(said: bytes, way: str, authority: Authority) -> None:
+    """asyncpg alone would read a message of the kind 0 for ever, and end the process by SIGSEGV at the last one."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+
+    async with server(answer) as port, reached(port, way, authority) as url:
+        with pytest.raises(DatabaseUnavailable, match="the server does not speak PostgreSQL's protocol"):
+            await connect(url)
+
+
+async def test_a_server_that_speaks_something_else_after_the_login_is_left(way: str, authority: Authority) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(READY)
+        await reader.readexactly(5)  # a query
+        writer.write(message(b"\0", b""))
+
+    async with server(answer) as port, reached(port, way, authority) as url:
+        with pytest.raises(DatabaseUnavailable):
+            await connect(url)
