@@ -12,10 +12,10 @@ import pytest
 
 from joex.core.lease import Mark
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError, SchemaError
-from joex.store import executors
+from joex.store import executors, stats
 from joex.store.database import connect
 from joex_operator.control.controller import Controller
-from joex_operator.control.database import Database, database_problem
+from joex_operator.control.database import Database, Databases, database_problem
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.control.queue_metrics import refresh_queue_metrics
 from joex_operator.local.fleet import ProcessFleet
@@ -222,6 +222,34 @@ async def test_who_can_not_listen_says_not_each_time_that_pools_may_have_missed_
     finally:
         await database.close()
     assert said == []
+
+
+async def test_a_database_whose_answers_confuse_the_driver_is_used_again_when_they_are_right(database_url, monkeypatch):
+    """asyncpg raises an IndexError, for example, where a message is shorter than it may be."""
+    observe, count, said, metrics = executors.observe, stats.queue_stats, [], OperatorMetrics()
+    confused = {"observe": 1, "count": 1}
+
+    async def observe_later(connection):
+        if confused.pop("observe", None):
+            raise IndexError("deque index out of range")
+        return await observe(connection)
+
+    async def count_later(connection):
+        if confused.pop("count", None):
+            raise BufferError("buffer overread")
+        return await count(connection)
+
+    monkeypatch.setattr(executors, "observe", observe_later)
+    monkeypatch.setattr(stats, "queue_stats", count_later)
+    databases = Databases(lambda *what: said.append(what), migrate=False, start_scheduler=Mock())
+    databases.get(database_url)
+    counting = asyncio.create_task(refresh_queue_metrics(databases, metrics.databases, 0.05))
+    try:
+        await eventually(lambda: said and "joex_operator_database_reachable{" in _page(metrics))
+    finally:
+        counting.cancel()
+        await asyncio.wait([counting])
+        await databases.close()
 
 
 async def test_each_outage_has_a_line_when_it_begins_and_one_when_it_is_over_though_it_reads_as_the_last(

@@ -229,7 +229,7 @@ class Database:
             again_in = _LISTEN_AGAIN_IN
             try:
                 await self._listen_once()
-            except (JoexError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - by a server that speaks no PostgreSQL, asyncpg raises any
                 if not (migrates_first and isinstance(error, SchemaError)):
                     again_in = self._trouble.failed(error)
             await asyncio.sleep(again_in)

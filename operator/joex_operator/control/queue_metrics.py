@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from joex.errors import JoexError
 from joex.store import stats
 from joex.store.database import must_take_writes
 from joex.store.name_lookups import OWNER
@@ -73,7 +72,7 @@ async def _query_at_intervals(
         began, again_in = time.monotonic(), every
         try:
             await query(database, metrics, readers.setdefault(database.name, database.url) == database.url)
-        except (JoexError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - by a server that speaks no PostgreSQL, asyncpg raises any
             _give_up(readers, database.url)
             trouble.failed(error, every)
         else:
@@ -88,7 +87,7 @@ async def _count(database: Database, metrics: DatabaseMetrics, reads: bool) -> N
             if reads:
                 metrics.queues(database.url, await stats.queue_stats(connection))
             await must_take_writes(connection)  # a standby counts well, and no executor can work with it
-    except (JoexError, OSError):
+    except Exception:
         metrics.reachable(database.url, value=False)
         raise
     metrics.reachable(database.url, value=True)
@@ -100,6 +99,6 @@ async def _share(database: Database, metrics: DatabaseMetrics, reads: bool) -> N
     try:
         async with database.stats_connection() as connection:
             metrics.shares(database.url, await stats.queue_shares(connection))
-    except (JoexError, OSError):  # the counts alone say whether the database answers
+    except Exception:  # the counts alone say whether the database answers
         metrics.shares(database.url, [])
         raise
