@@ -82,12 +82,16 @@ class Secrets:
 
         One at a time, because each takes 16 MiB.
         """
+        if self._is_digested(pool, content):
+            return  # without a turn: the digests of others may need all of them
         async with self._digesting:
-            known = self._digests.get((pool.namespace, pool.name))
-            if known is None or known[:2] != (pool.uid, content):
+            if not self._is_digested(pool, content):
                 loop = asyncio.get_running_loop()
                 made = await loop.run_in_executor(_DIGESTING, _slow_digest, content, pool.uid)
                 self._digests[pool.namespace, pool.name] = (pool.uid, content, made)
+
+    def _is_digested(self, pool: Pool, content: str) -> bool:
+        return self._digests.get((pool.namespace, pool.name), ())[:2] == (pool.uid, content)
 
     def database(self, pool: Pool) -> str:
         """The name of the database of the URL that was read last, that of `digest`; empty: none was read."""

@@ -15,7 +15,7 @@ from joex_operator.cluster.secrets import Secrets
 from joex_operator.control.fleet import UrlUnknown
 from joex_operator.decide.manifests import replica_deployment, template_hash
 from joex_operator.decide.plan import DatabaseProblem
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 from tests.unit.joex_operator.builders import pool
 
 
@@ -79,6 +79,31 @@ async def test_slow_digests_hold_up_nothing_else_that_the_operator_does(monkeypa
         assert secrets.digest(pool())
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
+
+
+async def test_a_pool_whose_digest_is_known_waits_for_those_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes pools again and again keeps the thread at work; a namespace's periodic tasks need many URLs."""
+    api, has_begun, may_go = Api(), threading.Event(), threading.Event()
+    api.data = {"url": "postgresql://app:one@db/shop"}
+    secrets = secrets_of(api)
+    await secrets.database_url(pool())
+    known = secrets.digest(pool())
+
+    def scrypt(*_: Any, **__: Any) -> bytes:
+        has_begun.set()
+        may_go.wait(PATIENCE)
+        return b"another"
+
+    monkeypatch.setattr(hashlib, "scrypt", scrypt)
+    another = asyncio.create_task(secrets.database_url(replace(pool(), name="another")))
+    try:
+        await eventually(has_begun.is_set)
+        async with asyncio.timeout(PATIENCE / 2):
+            await secrets.database_url(pool())
+    finally:
+        may_go.set()
+        await another
+    assert secrets.digest(pool()) == known
 
 
 async def test_names_of_hosts_that_no_server_resolves_hold_up_no_pool_of_another() -> None:
