@@ -48,13 +48,13 @@ class Indexer(Generic[Observed]):
         self._read = read
         self._objects: dict[Key, tuple[int, Observed]] = {}
         self._by_pool: dict[Key, dict[Key, Observed]] = {}
-        self._dropped: OrderedDict[str, float] = OrderedDict()
+        self._dropped: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def put(self, body: Body) -> Observed | None:
         """Add or update an object; returns it, or None where the cache has a newer version."""
         key = _key(body)
-        known = self._objects.get(key)
-        if (known is not None and version(body) < known[0]) or body["metadata"]["uid"] in self._dropped:
+        known, dropped = self._objects.get(key), self._dropped.get(body["metadata"]["uid"])
+        if (known is not None and version(body) < known[0]) or (dropped and version(body) <= dropped[1]):
             return None
         one = self._read(body)
         self._objects[key] = (version(body), one)
@@ -64,11 +64,13 @@ class Indexer(Generic[Observed]):
     def drop(self, body: Body) -> Observed:
         """Remove a deleted object; returns its last state. Its uid is kept, so that an older list can't revive it.
 
+        A newer one can: an object that has lost its label, and gets it back, was none to the watch meanwhile.
+
         Another object may have its name by now: a deletion is told late where a watch was cut.
         """
         now = time.monotonic()
-        self._dropped[body["metadata"]["uid"]] = now
-        while len(self._dropped) > _MOST_REMEMBERED or next(iter(self._dropped.values())) < now - _REMEMBERED_FOR:
+        self._dropped[body["metadata"]["uid"]] = now, version(body)
+        while len(self._dropped) > _MOST_REMEMBERED or next(iter(self._dropped.values()))[0] < now - _REMEMBERED_FOR:
             self._dropped.popitem(last=False)
         known = self._objects.get(_key(body))
         if known is not None and known[1].uid == body["metadata"]["uid"]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from joex_operator.api.names import FIELD_MANAGER, MOST_REPLICAS, REPLICA_LABEL, home_of, replica_index
+from joex_operator.api.names import FIELD_MANAGER, MOST_REPLICAS, POOL_LABEL, REPLICA_LABEL, home_of, replica_index
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.cluster.cache import Body, Cache, Key, version
 from joex_operator.cluster.event_recorder import EventRecorder
@@ -96,9 +96,13 @@ class ClusterFleet:
         there = await self._api.get(path_of(pool.namespace, "deployments", name))
         owners = [owner["uid"] for owner in there["metadata"].get("ownerReferences") or []]
         if pool.uid not in owners:
-            self._foreign[pool.namespace, name] = time.monotonic() + _FOREIGN_FOR
-            raise FleetError(f"Deployment {name!r} exists in namespace {pool.namespace!r} and belongs to another owner")
-        return there
+            wrong = "belongs to another owner"
+        elif (there["metadata"].get("labels") or {}).get(POOL_LABEL) != pool.name:  # so no watch shows it
+            wrong = f"has no label {POOL_LABEL}={pool.name}"
+        else:
+            return there
+        self._foreign[pool.namespace, name] = time.monotonic() + _FOREIGN_FOR
+        raise FleetError(f"Deployment {name!r} exists in namespace {pool.namespace!r} and {wrong}")
 
     def taken(self, pool: Pool) -> frozenset[int]:
         """See `Fleet.taken`."""

@@ -90,6 +90,14 @@ async def test_a_name_that_another_owner_has_is_told_once_and_then_left_alone(fl
     assert fleet.taken(replace(pool(), name="other")) == fleet.taken(replace(pool(), namespace="other")) == set()
 
 
+async def test_a_deployment_whose_label_somebody_has_removed_stops_no_pool(fleet: ClusterFleet, api: Api):
+    """No watch shows it, so the operator would try to create it again and again."""
+    api.existing["documents-0"] = {"metadata": {"name": "documents-0", "ownerReferences": [{"uid": pool().uid}]}}
+    with pytest.raises(FleetError, match=r"'documents-0' .* has no label joex\.dev/pool=documents"):
+        await fleet.create(pool(), 0)
+    assert fleet.taken(pool()) == {0}
+
+
 async def test_pools_that_come_and_go_leave_nothing_behind(
     fleet: ClusterFleet, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,16 @@ def test_a_deletion_that_is_told_late_takes_no_successor_with_it() -> None:
     assert cache.replicas("prod", "p", "pool-uid") == []
 
 
+def test_an_object_that_gets_its_label_back_is_there_again() -> None:
+    """The API server tells the loss of the label as a deletion."""
+    cache = Cache()
+    cache.deployments.put(deployment())
+    cache.deployments.drop(deployment(version=2))
+    assert cache.replicas("prod", "p", "pool-uid") == []
+    cache.deployments.put(deployment(version=3))
+    assert [one.uid for one in cache.replicas("prod", "p", "pool-uid")] == ["uid-p-0"]
+
+
 REFUSED = {"terminated": {"reason": "Error", "exitCode": 2, "message": "joex: use a newer joex"}}
 
 
