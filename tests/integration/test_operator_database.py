@@ -252,6 +252,22 @@ async def test_a_database_whose_answers_confuse_the_driver_is_used_again_when_th
         await databases.close()
 
 
+async def test_thousands_of_notifications_are_one_for_the_pools(connection, database_url):
+    """Whoever may connect can send any number, and the operator looks at all of its pools for each."""
+    said = []
+    database = Database(database_url, lambda *what: said.append(what), migrate=False, start_scheduler=Mock())
+    send = "SELECT pg_notify('joex_operator', json_build_object('queue', 'q' || n)::text) FROM generate_series(1, {}) n"
+    try:
+        await eventually(lambda: said == [("all", "")])
+        said.clear()
+        await connection.execute(send.format(3))
+        await eventually(lambda: said == [("queue", "q1"), ("queue", "q2"), ("queue", "q3")])
+        await connection.execute(send.format(5000))
+        await eventually(lambda: ("all", "") in said)
+    finally:
+        await database.close()
+
+
 async def test_each_outage_has_a_line_when_it_begins_and_one_when_it_is_over_though_it_reads_as_the_last(
     proxy, monkeypatch, caplog
 ):

@@ -47,6 +47,10 @@ _MIGRATE_WITHIN = 3600.0
 """Seconds for each statement of a migration, which may rewrite a table."""
 _USED_FOR = 30.0
 """Seconds: each statement has a limit of its own, but whoever owns a database may have many of them answer late."""
+_KINDS = ("queue", "executor")
+_TELL_EVERY = 0.1
+_MOST_TOLD = 100
+"""Notifications that are told one by one, so many seconds apart."""
 _RESCUES = 100
 """The rounds of a rescue, each of up to 200 executors. The next one does the rest, or finds another one, for ever."""
 
@@ -90,6 +94,8 @@ class Database:
         self._rescued_by: list[Mark] = []
         self._preparing = asyncio.Lock()
         self._preparation: asyncio.Task[None] | None = None
+        self._heard: dict[str, None] = {}
+        self._tell_at = 0.0
         self._trouble = Trouble("listener", trouble_lines(f"listening for work in {self.name}"))
         self._listening = asyncio.create_task(self._listen())
 
@@ -259,12 +265,29 @@ class Database:
             connection.terminate()
 
     def _on_pool_message(self, payload: str) -> None:
-        try:
-            message = [(kind, name) for kind, name in json.loads(payload).items() if isinstance(name, str)]
-        except NO_MESSAGE:
+        """Tell of a notification: the first at once, others together.
+
+        Whoever may connect can send any number, and the operator may have thousands of pools to look at for each.
+        """
+        if not self._heard:
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(self._tell_at, loop.time()), self._tell)
+        if len(self._heard) <= _MOST_TOLD:
+            self._heard[payload] = None
+
+    def _tell(self) -> None:
+        self._tell_at = asyncio.get_running_loop().time() + _TELL_EVERY
+        heard, self._heard = self._heard, {}
+        if len(heard) > _MOST_TOLD:
+            self._on_notification("all", "")
             return
-        for kind, name in message:
-            self._on_notification(kind, name)
+        for payload in heard:
+            told: list[tuple[str, str]] = []
+            with suppress(*NO_MESSAGE):
+                message = json.loads(payload)
+                told = [(kind, name) for kind in _KINDS if isinstance(name := message.get(kind), str)]
+            for kind, name in told:
+                self._on_notification(kind, name)
 
 
 class Databases:
