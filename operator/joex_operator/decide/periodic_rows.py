@@ -80,6 +80,8 @@ def desired_row(manifest: Mapping[str, Any], pools: Mapping[str, Pool | None]) -
     desired = DesiredRow(ref, row_id(ref.namespace, ref.name), str((manifest.get("spec") or {}).get("pool")))
     try:
         task = parse_periodic(manifest, stored=True)
+        if task.deleted_at is not None:
+            raise SpecError("it is being deleted, and stays for its finalizers", "Deleting")  # noqa: TRY301
         pool = pools.get(desired.pool)
         if pool is not None:
             return replace(desired, row=_row(task, pool))

@@ -56,6 +56,14 @@ def ready(of: DesiredRow, found: PeriodicTask | DatabaseProblem | None) -> tuple
     return told.status, told.reason
 
 
+def test_an_object_that_is_being_deleted_and_stays_for_a_finalizer_submits_no_jobs():
+    going = manifest()
+    going["metadata"]["deletionTimestamp"] = "2026-11-20T12:00:00Z"
+    found, before = desired_row(going, POOLS), row()
+    assert changes([found], [before]).disable == [before.name]
+    assert ready(found, before) == ("False", "Deleting")
+
+
 def test_an_object_asks_for_a_row_with_the_first_queue_of_its_pool():
     found = desired(timeZone="Europe/Berlin", args={"days": 7}, priority="high", startingDeadline="1h").row
     assert found is not None
