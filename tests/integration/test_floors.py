@@ -9,7 +9,7 @@ import pytest
 
 from joex import NewJob
 from joex.core.priority_turns import CountingScheme
-from joex.errors import JoexError
+from joex.errors import GroupFull, JoexError
 from joex.runtime import read_floors as floor_keeper
 from joex.store import executors, jobs, read_floors, runs, stats, worker_runs
 from tests.support.waiting import EventLog, eventually
@@ -312,6 +312,28 @@ async def test_all_that_is_unfinished_is_counted_whatever_has_a_floor(bench, exe
     assert await bench.connection.fetch(counts) == before
     assert await bench.connection.fetch(shares) == shared
     assert [found.held for found in await executors.list_executors(bench.connection)] == [3]
+
+
+async def test_a_submission_to_a_group_with_a_limit_counts_from_its_floor(bench, executor, another_connection):
+    """It meets few of the dead entries, and counts the jobs of each lane."""
+    await bench.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
+    idle = await another_connection()
+    async with idle.transaction(isolation="repeatable_read"):
+        await idle.execute("SELECT count(*) FROM joex_private.job")
+        returns = await bench.job_in("failed", executor, priority="high")
+        await jobs.submit_many(bench.connection, [NewJob("a") for _ in range(500)])
+        await taken_and_finished(bench, executor, 500)
+        await bench.submit()
+        assert await drawn_and_raised(bench)
+        await jobs.retry(bench.connection, returns)
+        await stats.set_group(bench.connection, "default", "default", max_waiting=3)
+        async with bench.connection.transaction():
+            before = await bench.connection.fetchval("SELECT joex_private.entries_walked()")
+            assert await bench.submit() is not None
+            assert await bench.connection.fetchval("SELECT joex_private.entries_walked()") - before < 100
+        with pytest.raises(GroupFull):
+            await bench.submit()
+    await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 
 async def test_floors_end_when_they_are_not_needed_any_more_and_nothing_is_passed_over_meanwhile(

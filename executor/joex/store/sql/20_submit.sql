@@ -41,8 +41,14 @@ BEGIN
     SELECT g.ring, g.max_waiting INTO v_group FROM joex_private.group_setting g
     WHERE g.queue = p_queue AND g.grp = p_grp AND g.max_waiting IS NOT NULL;
     IF FOUND AND (
-        SELECT count(*) FROM (SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = v_group.ring AND j.lane IS NOT NULL
-                              LIMIT v_group.max_waiting + p_over) w) >= v_group.max_waiting + p_over THEN
+        SELECT count(*) FROM (
+            SELECT FROM (VALUES (1)) one
+            LEFT JOIN LATERAL (SELECT * FROM joex_private.floor_of(p_queue, v_group.ring) LIMIT joex_private.floor_epoch() % 2) f ON true
+            CROSS JOIN LATERAL (VALUES (0, f.lane0), (1, f.lane1), (2, f.lane2)) l(lane, seq)
+            CROSS JOIN LATERAL (
+                SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = v_group.ring AND j.lane = l.lane
+                AND (j.rank, j.seq) >= (''::bytea, coalesce(l.seq, -9223372036854775808)) OFFSET 0) j
+            LIMIT v_group.max_waiting + p_over) w) >= v_group.max_waiting + p_over THEN
         RAISE EXCEPTION 'group: % has as many waiting jobs in queue % as it may: %: submit again when some have run',
             to_json(p_grp), to_json(p_queue), v_group.max_waiting USING ERRCODE = 'JX004';
     END IF;
