@@ -596,15 +596,34 @@ async def test_a_truncate_that_is_rolled_back_leaves_floors_that_hold(bench, exe
     assert [job.id for job in await bench.take(executor, 5)] == ids[2:]
 
 
-@pytest.mark.parametrize("first", [1, 2], ids=["off", "on"])
-async def test_floors_that_are_switched_while_an_executor_ends_leave_no_job_with_it(bench, another_connection, first):
-    """Another session switches them whenever this one asks whether they are on: this one sees each held job once."""
-    executor, other = await bench.executor(), await another_connection()
-    locked, free = await bench.job_in("running", executor), await bench.job_in("running", executor)
+async def switched_whenever_asked(bench, first):
+    """Let another session switch floors whenever this one asks whether they are on; 1: they are off at first, 2: on."""
     await bench.connection.execute(f"""
         CREATE SEQUENCE public.asked START {first};
         CREATE OR REPLACE FUNCTION joex_private.floors_are_on() RETURNS boolean LANGUAGE sql STABLE AS
             $$ SELECT nextval('public.asked') % 2 = 0 $$""")
+
+
+@pytest.mark.parametrize("first", [1, 2], ids=["off", "on"])
+async def test_floors_that_are_switched_meanwhile_change_no_count_of_jobs(bench, first):
+    executor = await bench.executor()
+    for _ in range(3):
+        await bench.submit()
+    await bench.take(executor)
+    await switched_whenever_asked(bench, first)
+    counts = "SELECT waiting, scheduled FROM joex.group_stats", "SELECT waiting, scheduled FROM joex.queue_stats"
+    for query in counts:
+        assert [tuple(row) for row in await bench.connection.fetch(query)] == [(2, 1)]
+    shares = "SELECT active_groups, held, longest_wait_seconds >= 0 FROM joex.shares()"
+    assert [tuple(row) for row in await bench.connection.fetch(shares)] == [(1, 1, True)]
+
+
+@pytest.mark.parametrize("first", [1, 2], ids=["off", "on"])
+async def test_floors_that_are_switched_while_an_executor_ends_leave_no_job_with_it(bench, another_connection, first):
+    """Another session switches them: this one sees each held job once."""
+    executor, other = await bench.executor(), await another_connection()
+    locked, free = await bench.job_in("running", executor), await bench.job_in("running", executor)
+    await switched_whenever_asked(bench, first)
     for _ in range(2):
         assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.held") == 2
         await bench.connection.execute("SELECT nextval('public.asked')")

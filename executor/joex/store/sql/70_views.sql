@@ -44,7 +44,9 @@ WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) 
 
 -- Unfinished jobs by queue and group, with the settings of the group.
 CREATE OR REPLACE VIEW joex.group_stats WITH (security_barrier) AS
-WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
+WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader),
+     -- (Asked once, as in joex_private.held: each job belongs to one part.)
+     floors AS MATERIALIZED (SELECT joex_private.floors_are_on() AS are_on)
 SELECT c.queue,                                                 -- text
        c.grp,                                                   -- text: the group
        count(*) FILTER (WHERE c.state = 'waiting' AND c.due_at IS NULL) AS waiting,  -- bigint: jobs
@@ -61,9 +63,9 @@ SELECT c.queue,                                                 -- text
 -- (From the partial indexes, so that finished jobs cost nothing, even while vacuum can't remove them: see 25_floors.sql.)
 FROM (SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job WHERE due_at IS NOT NULL
       UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.job
-                WHERE lane IS NOT NULL AND NOT joex_private.floors_are_on()
+                WHERE lane IS NOT NULL AND NOT (SELECT are_on FROM floors)
       UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.seen_by_floors(false)
-                WHERE joex_private.floors_are_on()
+                WHERE (SELECT are_on FROM floors)
       UNION ALL SELECT queue, grp, state, lane, due_at, runnable_since FROM joex_private.held_seen) c
 LEFT JOIN joex_private.group_setting s ON s.queue = c.queue AND s.grp = c.grp
 WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
@@ -106,9 +108,11 @@ RETURNS TABLE (
 SET work_mem = '32MB' AS $$
     -- (A few index probes per active group, however many jobs there are. No index has the order of waits: this sorts 100,000 groups in
     -- some megabytes.)
-    WITH RECURSIVE next AS (    -- from group to group along the rings of all queues
+    WITH RECURSIVE floors AS MATERIALIZED (
+        SELECT joex_private.floors_are_on() AS are_on
+    ), next AS (        -- from group to group along the rings of all queues
         (SELECT j.queue, j.ring, j.grp, j.runnable_since FROM joex_private.job j
-         WHERE j.lane IS NOT NULL AND NOT joex_private.floors_are_on()
+         WHERE j.lane IS NOT NULL AND NOT (SELECT are_on FROM floors)
          ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq LIMIT 1)
         UNION ALL
         SELECT n.* FROM next p CROSS JOIN LATERAL (
@@ -119,7 +123,7 @@ SET work_mem = '32MB' AS $$
         TABLE next
         UNION ALL
         (SELECT DISTINCT ON (j.queue, j.ring) j.queue, j.ring, j.grp, j.runnable_since FROM joex_private.by_floors(false) j
-         WHERE joex_private.floors_are_on() ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq)
+         WHERE (SELECT are_on FROM floors) ORDER BY j.queue, j.ring, j.lane, j.rank, j.seq)
     ), held AS (
         SELECT j.queue, j.ring, min(j.grp) AS grp, count(*) AS jobs FROM joex_private.held j GROUP BY j.queue, j.ring
     ), known AS (
