@@ -1,14 +1,18 @@
 """Jobs that fall due: each takes its place in its group, however many others are due before it."""
 
+import asyncio
 from collections import Counter
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from joex.core.priority_turns import CountingScheme
+from joex.runtime import taker
 from joex.store import pools, runs, stats, worker_runs
 from tests.integration.test_plans import assert_bounded, read_by
+from tests.support.waiting import EventLog
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -202,3 +206,41 @@ async def test_whatever_the_time_of_a_due_job_it_is_taken(bench, due):
     while taken := await runs.take(bench.connection, executor, ["default"], 601, FOUR_ONE):
         groups += [job.group for job in taken]
     assert Counter(groups) == {"herd": 600, "x": 1}
+
+
+async def test_an_executor_takes_ever_less_often_while_a_due_job_is_locked(
+    bench, pool, another_connection, monkeypatch
+):
+    """Until it takes once a heartbeat, as it does anyway; and soon again when the next one is locked."""
+    executor, other = await bench.executor(), await another_connection()
+    started, asked, go = asyncio.Event(), asyncio.Queue[float](), asyncio.Semaphore(0)
+    runner: Any = SimpleNamespace(free=1, runs={}, start=lambda _job: started.set())
+
+    async def pause(_wakeup: asyncio.Event, seconds: float) -> None:
+        await asked.put(seconds)
+        await go.acquire()
+
+    async def next_pause() -> float:
+        go.release()
+        return await asyncio.wait_for(asked.get(), 30)
+
+    monkeypatch.setattr(taker, "wait_for", pause)
+    taking = asyncio.ensure_future(
+        taker.Taker(
+            pool, runner, executor=executor, queues=["default"], scheme=FOUR_ONE, wakeup_period=3.0,
+            poll_interval=None, is_trusted=lambda: True, emit=EventLog(),
+        ).run()
+    )  # fmt: skip
+    seconds = await asked.get()
+    while seconds < 3.0:  # it rechecks
+        seconds = await next_pause()
+    for _ in range(2):
+        started.clear()
+        await deferred(bench, "one", due=ago(seconds=1))
+        async with other.transaction():
+            await other.execute("SELECT FROM joex_private.job WHERE due_at IS NOT NULL FOR UPDATE")
+            assert [await next_pause() for _ in range(5)] == [0.2, 0.4, 0.8, 1.6, 3.0]
+        assert await next_pause() == 3.0
+        assert started.is_set()
+    taking.cancel()
+    await asyncio.wait([taking])

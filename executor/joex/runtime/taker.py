@@ -26,7 +26,7 @@ from joex.trouble import Trouble
 if TYPE_CHECKING:
     import asyncpg
 
-_LOCKED_RETRY_IN = 0.2
+_LOCKED_RETRY_IN = 0.2  # seconds, the first time
 _SLOW = 1.0  # seconds: for so long a take waits for a session that holds the lock of its queue
 _LOOK_AGAIN_IN = 5.0  # seconds
 _DELIVERED_WITHIN = 60.0
@@ -66,6 +66,7 @@ class Taker:
         # lacks the ends of our runs. Look for such jobs up to this time of the loop's clock, and after it until there
         # are none; 0: don't.
         self._unknown_until = 0.0
+        self._locked_retry_in = _LOCKED_RETRY_IN
         self._take_lock = asyncio.Lock()  # held during a take
         self._is_stopped = False
         self._is_slow = False
@@ -202,9 +203,14 @@ class Taker:
             self._is_declared = False  # the list of sleepers begins behind our place: see fall_asleep in sql/
             return await self._found_less(connection)
         sleep = min(self._longest_sleep, LONGEST) if self._unknown_until else self._longest_sleep
-        if state.next_due is not None:
-            # Due and not taken: another session has locked the row. Take again, but not without a pause.
-            sleep = min(sleep, state.next_due if state.next_due > 0 else _LOCKED_RETRY_IN)
+        if state.next_due is not None and state.next_due <= 0:
+            # Due and not taken: another session has locked the row. Take again after a pause, ever longer: that one may
+            # stay open, and all executors of the queue see the job. (A heartbeat looks for due jobs anyway.)
+            sleep = min(sleep, self._locked_retry_in)
+            self._locked_retry_in *= 2
+        else:
+            self._locked_retry_in = _LOCKED_RETRY_IN
+            sleep = min(sleep, state.next_due or sleep)
         if self._is_slow:
             sleep = min(sleep, _LOOK_AGAIN_IN)
         if self._recheck is not None:
