@@ -320,6 +320,14 @@ def leave_thread(ctx: joex.Context) -> None:
     sys.exit(1)
 
 
+@app.task("threads.left")
+async def leave_threads(ctx: joex.Context) -> None:
+    """Occupies all threads of ``asyncio.to_thread`` for ever, and ends."""
+    loop = asyncio.get_running_loop()
+    for _ in range(32):  # as many as there can be by default
+        loop.run_in_executor(None, threading.Event().wait)
+
+
 # How the tasks write.
 
 

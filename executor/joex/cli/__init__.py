@@ -7,6 +7,7 @@ stderr; the exit code is 0 (done), 1 (failed: not found, database unavailable), 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import re
 import sys
@@ -25,6 +26,7 @@ WRONG_USE = 2
 INTERRUPTED = 130
 
 _COLLECT_AFTER = 50_000  # objects created and not yet freed: some 10 MB
+_THREADS_END_WITHIN = 3.0  # seconds
 _CLI = "cli"
 _EXTRAS = {
     "console": "console",
@@ -53,9 +55,28 @@ def run(name: str, app: str) -> None:
     # What a command imports is fifty thousand objects or more, in use to its end. By default Python searches them for
     # cycles again and again while it imports them, and at its end: a third of the CPU time of a short command.
     gc.set_threshold(_COLLECT_AFTER)
-    code = call(name, sys.argv[1:], app)
-    gc.freeze()
+    code = FAILED
+    try:
+        code = call(name, sys.argv[1:], app)
+    finally:
+        gc.freeze()
+        if "threading" in sys.modules:
+            _end_without_threads(code)
     sys.exit(code)
+
+
+def _end_without_threads(code: int) -> None:
+    """Exit in a few seconds, even if the code of tasks has left threads: Python would wait for their end."""
+    from functools import partial  # noqa: PLC0415 - few commands have threads
+    from threading import Timer  # noqa: PLC0415
+
+    from joex.exits import exit_at_once  # noqa: PLC0415
+
+    why = "threads that tasks have left still run; exiting without their end"
+    timer = Timer(_THREADS_END_WITHIN, partial(exit_at_once, code, why))
+    timer.daemon = True
+    timer.start()
+    atexit.register(timer.cancel)  # Python calls it once the threads have ended
 
 
 def call(name: str, arguments: Sequence[str], app: str = "joex.cli.app:app") -> int:

@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -66,7 +67,15 @@ def executor(
     gc.set_threshold(max(_COLLECT_AFTER, _OF_A_RUN * settings.pool_size))
     tasks = load_app(app)
     with database(settings.url) as url, asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.get_loop().set_default_executor(_LeftThreads(thread_name_prefix="asyncio"))
         runner.run(_run(tasks, settings, url, [sys.executable, "-m", "joex.cli.process_server", app]))
+
+
+class _LeftThreads(ThreadPoolExecutor):
+    """The threads of ``asyncio.to_thread``. The loop does not wait for their end: tasks may occupy them for ever."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as there
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
 
 
 async def _run(app: App, settings: Settings, url: str, process_server: list[str]) -> None:

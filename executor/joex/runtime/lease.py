@@ -40,7 +40,7 @@ from joex.runtime.chores import Chores
 from joex.runtime.clock import clock
 from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.text import error_trace
-from joex.runtime.waits import wait_for
+from joex.runtime.waits import until, wait_for
 from joex.runtime.wakeups import Wakeups
 from joex.store import executors
 from joex.store.database import connect
@@ -163,7 +163,7 @@ class LeaseKeeper:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
-        await asyncio.to_thread(self._thread.join)
+        await until(lambda: not self._thread.is_alive())
 
     def _run_thread(self) -> None:
         try:

@@ -24,6 +24,7 @@ from joex.errors import ConfigError
 from joex.runtime.process_channel import READY, Message, packed
 from joex.runtime.process_handle import LAST_BYTES_WITHIN, Ended, JsonText, Process, ProcessDied, is_closed
 from joex.runtime.run import Run
+from joex.runtime.waits import until
 from joex.task import Task
 
 GRACE = 3.0
@@ -98,12 +99,9 @@ class Processes:
             process.close()
         if self._control is not None:
             self._control.close()
-        if self._server is not None:
-            try:
-                await asyncio.to_thread(self._server.wait, _END_WITHIN)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait()
+        if self._server is not None and not await _has_ended(self._server, _END_WITHIN):
+            self._server.kill()
+            self._server.wait()
 
     @asynccontextmanager
     async def _process(self) -> AsyncIterator[Process]:
@@ -187,8 +185,7 @@ class Processes:
                 said = await loop.sock_recv(self._control, 1)
         self._is_serving = said == READY
         if not self._is_serving:
-            with suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._server.wait, LAST_BYTES_WITHIN)
+            await _has_ended(self._server, LAST_BYTES_WITHIN)
             raise self._no_process()
         return self._server, self._control
 
@@ -196,6 +193,14 @@ class Processes:
         code = None if self._server is None else self._server.poll()
         ended = "" if code is None else f", the server of processes has ended with code {code}"
         return ProcessDied(f"no process could be started for it{ended}: see the executor's standard error")
+
+
+async def _has_ended(server: subprocess.Popen[bytes], within: float) -> bool:
+    """Wait so many seconds for the end of the server; returns whether it came."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await until(lambda: server.poll() is not None)
+    return server.poll() is not None
 
 
 def check_processes(app: App, *, by_default: bool, server: Sequence[str] | None) -> bool:

@@ -1,13 +1,14 @@
-"""Waiting for one of several things, or for a time."""
+"""Waiting for one of several things, for a time, or for what has no event."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_POLL_EVERY = 0.01  # seconds
 
 
 async def first_of(*waits: Awaitable[Any]) -> None:
@@ -25,6 +26,12 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
+
+
+async def until(is_over: Callable[[], bool]) -> None:
+    """Wait for the end of a thread or process, without a thread of the loop: tasks may occupy those for ever."""
+    while not is_over():  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(_POLL_EVERY)
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

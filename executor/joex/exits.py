@@ -1,0 +1,26 @@
+"""The end of a process that must not wait for anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
+
+_SAY_WITHIN = 0.5  # seconds
+
+
+def exit_at_once(code: int, why: str) -> NoReturn:
+    """Exit without any cleanup; say why, unless standard error takes nothing: a full pipe would block for ever."""
+
+    def say() -> None:
+        with suppress(Exception):
+            sys.stderr.write(f"joex: {why}\n")
+            sys.stderr.flush()
+
+    with suppress(Exception):  # there may be no room for another thread
+        speaker = threading.Thread(target=say, daemon=True)
+        speaker.start()
+        speaker.join(_SAY_WITHIN)
+    os._exit(code)
