@@ -302,8 +302,8 @@ async def test_a_job_that_calls_sys_exit_ends_only_itself(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
     executor = await executors.start("one", retries=0)
-    ids = [await client.submit(task) for task in ("exit", "exit.thread", "quick")]
-    assert await effects.all_finished(ids) == {"failed": 2, "success": 1}
+    ids = [await client.submit(task) for task in ("exit", "exit.thread", "exit.child", "quick")]
+    assert await effects.all_finished(ids) == {"failed": 3, "success": 1}
     assert executor.is_alive
 
 

@@ -320,6 +320,12 @@ def leave_thread(ctx: joex.Context) -> None:
     sys.exit(1)
 
 
+@app.task("exit.child")
+async def leave_in_a_child(ctx: joex.Context) -> None:
+    """The child is an asyncio task that it awaits."""
+    await asyncio.gather(leave.function(ctx))
+
+
 @app.task("threads.left")
 async def leave_threads(ctx: joex.Context) -> None:
     """Occupies all threads of ``asyncio.to_thread`` for ever, and ends."""

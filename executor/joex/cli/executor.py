@@ -67,8 +67,14 @@ def executor(
     gc.set_threshold(max(_COLLECT_AFTER, _OF_A_RUN * settings.pool_size))
     tasks = load_app(app)
     with database(settings.url) as url, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.get_loop().set_default_executor(_LeftThreads(thread_name_prefix="asyncio"))
-        runner.run(_run(tasks, settings, url, [sys.executable, "-m", "joex.cli.process_server", app]))
+        loop = runner.get_loop()
+        loop.set_default_executor(_LeftThreads(thread_name_prefix="asyncio"))
+        main = loop.create_task(_run(tasks, settings, url, [sys.executable, "-m", "joex.cli.process_server", app]))
+        while not main.done():
+            # Of an asyncio task that a run has started: that run fails, but the exception leaves the loop, too.
+            with suppress(SystemExit):
+                loop.run_until_complete(main)
+        main.result()
 
 
 class _LeftThreads(ThreadPoolExecutor):
