@@ -24,17 +24,16 @@ which others run its jobs. So runs that are not exclusive go on for a while in b
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sys
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from joex.core.lease import Lease, Observation
 from joex.errors import DatabaseUnavailable, JoexError
+from joex.exits import exit_at_once
 from joex.notifications.listener import Listener
 from joex.runtime.chores import Chores
 from joex.runtime.clock import clock
@@ -301,11 +300,10 @@ class LeaseKeeper:
             self._is_out_of_patience = True
             self._notifier.notify_executor(self._callbacks.on_patience_end)
 
-    def _exit(self) -> None:
+    def _exit(self) -> NoReturn:
         """Exit at once: the lease is over, other executors may run the jobs, and the code of a task does not stop."""
-        sys.stderr.write(
-            "joex: the lease could not be renewed, and a task does not react to being interrupted; "
-            "exiting, so that no job runs twice\n"
+        exit_at_once(
+            EXIT_CODE,
+            "the lease could not be renewed, and a task does not react to being interrupted; "
+            "exiting, so that no job runs twice",
         )
-        sys.stderr.flush()
-        os._exit(EXIT_CODE)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from joex.core.job import TakenJob
 from joex.core.lease import Lease
 from joex.core.outcome import Interruption
 from joex.errors import JoexError, LeaseLost
+from joex.exits import exit_at_once
 from joex.periodic_scheduler import PeriodicScheduler
 from joex.runtime.bulk import moved
 from joex.runtime.finisher import Finisher
@@ -241,9 +240,7 @@ class Registration:
         if stubborn:
             # Code in threads that ignores ctx.cancelled. While it runs, no other executor may run its jobs, so they
             # move on as the jobs of a dead executor do.
-            sys.stderr.write(f"joex: {stubborn} tasks did not react to being interrupted; exiting\n")
-            sys.stderr.flush()
-            os._exit(EXIT_CODE)
+            exit_at_once(EXIT_CODE, f"{stubborn} tasks did not react to being interrupted; exiting")
         return not self._ended.is_set()
 
     async def _fetch(self, job: TakenJob) -> str | None:
