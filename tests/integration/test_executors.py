@@ -488,6 +488,34 @@ async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_work
     assert 3500 < await timeout() <= 3600
 
 
+@pytest.mark.parametrize("activity", [True, False])
+async def test_the_timeout_of_a_run_that_has_waited_in_its_slot_begins_when_it_starts(bench, activity):
+    """As runs in processes may, where there are more slots than processes."""
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h', $1)", activity)
+    await bench.submit()
+    taken = await bench.take_one(await bench.executor())
+    await bench.connection.execute("""
+        UPDATE joex_private.job
+        SET scheduled_at = scheduled_at - interval '50 min', overdue_at = overdue_at - interval '50 min'""")
+    await runs.start_many(bench.connection, [(taken.id, taken.lock_id, 600.0)])
+    left = await bench.connection.fetchval(
+        "SELECT extract(epoch FROM overdue_at - clock_timestamp()) FROM joex_private.job"
+    )
+    assert 2900 < left <= 3000
+
+
+async def test_the_mark_of_a_run_that_has_not_waited_changes_no_time_of_it(bench):
+    """To change it would write the job into each index of the table."""
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.submit()
+    taken = await bench.take_one(await bench.executor())
+    read = "SELECT overdue_at FROM joex_private.job"
+    before = await bench.connection.fetchval(read)
+    await bench.connection.execute("UPDATE joex_private.job SET scheduled_at = 'tomorrow'")  # (no slow test waits)
+    await bench.start(taken)
+    assert await bench.connection.fetchval(read) == before
+
+
 async def test_a_suspect_whose_cancellation_stays_uncommitted_does_not_start_and_its_executor_is_told(
     bench, another_connection
 ):

