@@ -459,9 +459,30 @@ async def test_a_job_that_was_put_back_for_its_timeout_alone_is_no_suspect(bench
     await bench.submit()
     executor = await bench.executor()
     for _ in range(3):
+        taken = await bench.take_one(executor)
+        assert not taken.suspect
+        await bench.start(taken)
+        await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+        await bench.connection.execute("SELECT joex_private.recover_overdue(5)")
+
+
+async def test_a_job_that_was_put_back_for_its_timeout_twice_before_it_had_started_runs_alone_then(bench):
+    """Then it waits for no process of its executor. It may have waited for one, or its code may block the loop."""
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    job_id, executor = await bench.submit(), await bench.executor()
+    for losses in (1, 2):
         assert not (await bench.take_one(executor)).suspect
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
         await bench.connection.execute("SELECT joex_private.recover_overdue(5)")
+        assert (await bench.job(job_id)).losses == losses
+    for losses in (2, 3):
+        taken = await bench.take_one(executor)
+        assert taken.suspect
+        if losses == 3:
+            assert await runs.start_alone(bench.connection, job_id, taken.lock_id)
+        await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+        await bench.connection.execute("SELECT joex_private.recover_overdue(5)")
+        assert (await bench.job(job_id)).losses == losses
 
 
 async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_worker_when_it_accepts(bench):

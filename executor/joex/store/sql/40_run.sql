@@ -433,7 +433,10 @@ END $$;
 -- hang stays pending until one of them finishes it.
 -- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
 -- suspect: executors run it alone (see start_alone), so that their next death shows which job it was. A suspect that had not started
--- is given back, because it did not kill its executor. So no job fails because of its neighbours. Returns how many jobs.
+-- is given back, because it did not kill its executor. So no job fails because of its neighbours. Nor because it waits for a process of its
+-- executor for longer than its timeout: a job whose timeout ended before its start becomes a suspect likewise, and a suspect waits for
+-- none. (That it has not started is what its executor says: code that blocks the executor from its beginning is not marked.) Returns how
+-- many jobs.
 CREATE OR REPLACE FUNCTION joex_private.put_back(
     p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false, p_by_worker boolean DEFAULT false
 ) RETURNS bigint
@@ -449,11 +452,13 @@ BEGIN
                 executor_id = NULL, lock_id = NULL, overdue_at = NULL, resubmit_requested = false,
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
                 state = x.state, lane = x.lane, finished_at = x.finished_at,
-                runnable_since = v_now, losses = j.losses + x.lost, suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
+                runnable_since = v_now, losses = j.losses + x.lost,
+                suspect = j.suspect OR (p_died OR x.is_late) AND j.losses + x.lost > 1,
                 error = CASE x.state WHEN 'failed' THEN format(
                     CASE WHEN p_by_worker THEN 'its workers were lost %s times' ELSE 'lost %s times: %s' END, j.losses + x.lost, p_why)
                     ELSE j.error END
-            FROM (SELECT k.id, k.state AS was, l.lost, p.state, p.lane, p.finished_at
+            FROM (SELECT k.id, k.state AS was, l.lost, p.state, p.lane, p.finished_at,
+                         l.lost > 0 AND k.state = 'scheduled' AND NOT p_by_worker AS is_late
                   FROM joex_private.job k
                   CROSS JOIN LATERAL (SELECT CASE WHEN k.suspect AND k.state = 'scheduled' THEN 0 ELSE p_lost END AS lost) l
                   CROSS JOIN LATERAL joex_private.place_after(
