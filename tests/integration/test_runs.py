@@ -112,8 +112,9 @@ async def test_a_job_that_is_given_back_or_is_to_be_retried_wakes_who_sleeps(ben
     assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [sleeper]}
 
 
+@pytest.mark.parametrize("reason", ["draining", "spare"])
 async def test_a_group_at_its_limit_whose_job_ends_on_one_who_takes_no_more_wakes_who_sleeps(
-    bench, me, another_connection
+    bench, me, another_connection, reason
 ):
     await bench.connection.execute("SELECT joex.set_group('default', max_running => 1)")
     for _ in range(2):
@@ -122,12 +123,13 @@ async def test_a_group_at_its_limit_whose_job_ends_on_one_who_takes_no_more_wake
     sleeper = await bench.executor("sleeper")
     await executors.fall_asleep(bench.connection, sleeper)
     assert await bench.take(sleeper) == []
-    await bench.connection.execute("UPDATE joex_private.executor SET draining = true WHERE id = $1", me)
+    await bench.connection.execute(f"UPDATE joex_private.executor SET {reason} = true WHERE id = $1", me)
     listener = await another_connection()
     heard = asyncio.get_running_loop().create_future()
     await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
     await bench.finish(taken)
-    assert await asyncio.wait_for(heard, 30) == {"queue": "default", "executors": [sleeper]}
+    assert await bench.take(me) == []
+    assert await asyncio.wait_for(heard, 10) == {"queue": "default", "executors": [sleeper]}
 
 
 async def test_room_in_a_group_with_a_limit_wakes_the_successor_of_an_executor_that_drains(bench, another_connection):

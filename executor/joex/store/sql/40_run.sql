@@ -286,9 +286,9 @@ BEGIN
             PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
         END LOOP;
     END IF;
-    -- A group with a limit may have room again. An executor that still takes jobs polls by itself when its run has ended. (This probes
-    -- for the limits of the groups of these jobs: to look for one of any group is to walk over all those that an open transaction has
-    -- set.)
+    -- A group with a limit may have room again. An executor that still takes jobs polls by itself when its run has ended; a spare one may
+    -- leave the next job to others, which have to hear of it. (This probes for the limits of the groups of these jobs: to look for one of
+    -- any group is to walk over all those that an open transaction has set.)
     IF v_executors IS NOT NULL THEN
         FOR v_queue IN SELECT j.queue AS name, count(*) AS jobs
                        FROM unnest(ids, v_executors) AS g(id, executor_id) JOIN joex_private.job j ON j.id = g.id
@@ -296,7 +296,8 @@ BEGIN
                              AND EXISTS (SELECT FROM joex_private.group_setting s
                                          WHERE s.queue = j.queue AND s.ring = j.ring AND s.max_running IS NOT NULL OFFSET 0)
                              AND NOT EXISTS (SELECT FROM joex_private.executor e
-                                             WHERE e.id = g.executor_id AND e.left_at IS NULL AND NOT e.draining OFFSET 0)
+                                             WHERE e.id = g.executor_id AND e.left_at IS NULL AND NOT e.draining AND NOT e.spare
+                                             OFFSET 0)
                        GROUP BY j.queue LOOP
             IF joex_private.has_runnable(v_queue.name) THEN
                 PERFORM joex_private.wake(v_queue.name, v_queue.jobs);
