@@ -126,8 +126,9 @@ async def test_an_operator_passes_over_junk(database_url, connection, send):
         def wake(self):
             """Called for each message on the channel of periodic tasks."""
 
-        async def close(self):
-            """Do nothing."""
+        def stop(self):
+            """Stop nothing; returns a task that ends."""
+            return asyncio.create_task(asyncio.sleep(0))
 
     heard: list[Any] = []
     nothing: Any = Nothing()

@@ -266,8 +266,9 @@ async def test_an_operator_that_migrates_a_database_asks_nobody_to_do_so(empty_d
         def wake(self):
             """Called for each message on the channel of periodic tasks."""
 
-        async def close(self):
-            """Do nothing."""
+        def stop(self):
+            """Stop nothing; returns a task that ends."""
+            return asyncio.create_task(asyncio.sleep(0))
 
     nothing: Any = Nothing()
     begun: list[Connection] = []
