@@ -123,7 +123,9 @@ async def test_a_group_at_its_limit_whose_job_ends_on_one_who_takes_no_more_wake
     sleeper = await bench.executor("sleeper")
     await executors.fall_asleep(bench.connection, sleeper)
     assert await bench.take(sleeper) == []
-    await bench.connection.execute(f"UPDATE joex_private.executor SET {reason} = true WHERE id = $1", me)
+    await bench.connection.execute(
+        "UPDATE joex_private.executor SET draining = $2, spare = NOT $2 WHERE id = $1", me, reason == "draining"
+    )
     listener = await another_connection()
     heard = asyncio.get_running_loop().create_future()
     await listener.add_listener("joex_wake", lambda *arguments: heard.set_result(json.loads(arguments[-1])))
