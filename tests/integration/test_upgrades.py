@@ -89,8 +89,9 @@ class _Nothing:
     def wake(self) -> None:
         """Called for each message on the channel of periodic tasks."""
 
-    async def close(self) -> None:
-        """Do nothing."""
+    def stop(self) -> asyncio.Task[None]:
+        """Stop nothing; returns a task that ends."""
+        return asyncio.create_task(asyncio.sleep(0))
 
 
 def adding() -> joex.App:

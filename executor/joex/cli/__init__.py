@@ -60,7 +60,8 @@ def run(name: str, app: str) -> None:
         code = call(name, sys.argv[1:], app)
     finally:
         gc.freeze()
-        if "threading" in sys.modules:
+        threads = sys.modules["threading"].enumerate() if "threading" in sys.modules else []
+        if sum(not one.daemon for one in threads) > 1:  # the first one is this one
             _end_without_threads(code)
     sys.exit(code)
 
