@@ -250,6 +250,33 @@ async def test_a_submission_waits_for_an_open_transaction_with_its_tracker_and_i
         assert (await task is None) == commits
 
 
+async def test_batches_with_the_same_trackers_in_another_order_wait_for_each_other_without_a_deadlock(
+    client, bench, another_connection, waiting_for_a_lock
+):
+    """And each stores its jobs in the order that it was given."""
+
+    def batch(*trackers):
+        return client.submit_many([{"task": "a", "tracker": tracker} for tracker in trackers])
+
+    held, observer = bench.connection.transaction(), await another_connection()
+    await held.start()
+    await client.submit("a", tracker="held", connection=bench.connection)
+    async with waiting_for_a_lock(observer, batch("x", "held", "y")) as first:
+        second = asyncio.ensure_future(batch("y", "x"))
+
+        async def second_waits_or_is_done():
+            waits = "SELECT count(*) = 2 FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+                     WHERE NOT l.granted AND a.datname = current_database()"
+            return second.done() or await observer.fetchval(waits)
+
+        await eventually(second_waits_or_is_done)
+        await held.rollback()
+    stored = await first + await second
+    assert [job_id is not None for job_id in stored] == [False, True, False, True, True]
+    y, x = [(await client.get(job_id)).seq for job_id in stored[3:]]
+    assert y < x
+
+
 BAD: dict[str, list[Any]] = {
     "task": ["", "x" * 255, "a\0b", "\ud800", 7, None],
     "group": ["", "x" * 10_000, "é" * 128, "a\0b", None],

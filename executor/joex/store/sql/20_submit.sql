@@ -133,10 +133,15 @@ BEGIN
                                                 p_tracker => g.tracker)
             FROM ROWS FROM (unnest(trackers), unnest(queues), unnest(grps)) AS g(tracker, queue, grp) WHERE g.tracker IS NOT NULL;
         END IF;
+        -- (In one order, because each waits for open transactions with its tracker: two batches in different orders would wait for each
+        -- other. Their places in line are in the order given.)
         INSERT INTO joex_private.job (id, task, args, grp, ring, queue, priority, subject, submitter, due_at, lane, tracker, retries,
-                                      submitted_at, runnable_since, trace_context)
-        SELECT * FROM joex_private.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
-                                                  trackers, retries, trace_context)
+                                      submitted_at, runnable_since, trace_context, seq)
+        SELECT * FROM (
+            SELECT r.*, nextval('joex_private.job_seq_seq') AS seq
+            FROM joex_private.rows_to_submit(v_now, v_ids, tasks, args, grps, queues, priorities, subjects, submitters, not_before,
+                                             trackers, retries, trace_context) r) r
+        ORDER BY r.grp COLLATE "C", r.tracker COLLATE "C", r.seq
         ON CONFLICT (grp, tracker) WHERE tracker IS NOT NULL AND finished_at IS NULL DO NOTHING;
         GET DIAGNOSTICS v_made = ROW_COUNT;
         IF NOT EXISTS (SELECT FROM joex_private.this_database) THEN
