@@ -409,7 +409,7 @@ def keeper(pool, executor, monkeypatch):
 
     monkeypatch.setattr(floor_keeper, "_EVERY", 0.0)
     monkeypatch.setattr(read_floors, "switch", still_needed)
-    return floor_keeper.ReadFloorKeeper(pool, executor, EventLog())
+    return floor_keeper.ReadFloorKeeper(pool, EventLog())
 
 
 EVERY_JOB = "FROM joex_private.job j WHERE j.grp = 'a' ORDER BY j.seq"
@@ -477,13 +477,56 @@ async def test_floors_rise_though_the_search_for_crowded_groups_fails(bench, exe
     await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 
-async def test_one_executor_of_a_fleet_searches_for_crowded_groups(bench):
-    ids = sorted([await bench.executor(name) for name in "abc"])
-    assert [await read_floors.is_first(bench.connection, one) for one in ids] == [True, False, False]
-    await executors.leave(bench.connection, ids[0], most_losses=3)
-    assert [await read_floors.is_first(bench.connection, one) for one in ids[1:]] == [True, False]
-    await executors.show_drain(bench.connection, ids[1])
-    assert [await read_floors.is_first(bench.connection, one) for one in ids[1:]] == [False, True]
+async def test_of_several_claims_one_holds_until_it_ends_and_its_owner_can_renew_it(bench):
+    async def claim(mine=None):
+        return await executors.claim(bench.connection, "joex_private.floor_claims", 60.0, mine)
+
+    first = await claim()
+    assert first is not None
+    assert await claim() is None
+    renewed = await claim(first)
+    assert renewed > first
+    assert await claim(first) is None
+    await bench.connection.execute("SELECT setval('joex_private.floor_claims', $1)", renewed - 60_000_000)
+    taken_over = await claim()
+    assert taken_over is not None
+    assert await claim(renewed) is None
+    await bench.connection.execute("SELECT setval('joex_private.floor_claims', $1)", taken_over + 60_000_000)
+    assert await claim() is not None, "the server's clock was set back after the latest claim"
+
+
+async def test_one_executor_of_a_fleet_raises_floors_and_another_one_goes_on_when_its_claim_has_ended(
+    bench, executor, pool, keeper, monkeypatch
+):
+    checks: list[asyncio.Task] = []
+
+    async def counted(connection, after, most, read=read_floors.finished_since):
+        task = asyncio.current_task()
+        assert task is not None
+        checks.append(task)
+        return await read(connection, after, most)
+
+    monkeypatch.setattr(read_floors, "finished_since", counted)
+    monkeypatch.setattr(floor_keeper, "_CLAIMED_FOR", 60.0)
+    await bench.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
+    for _ in range(60):
+        await bench.submit()
+    await taken_and_finished(bench, executor, 60)
+    keepers = [keeper, *(floor_keeper.ReadFloorKeeper(pool, EventLog()) for _ in range(3))]
+    fleet = [asyncio.create_task(one.run()) for one in keepers]
+    for one in keepers:
+        one.wake()
+    await eventually(lambda: len(checks) >= 50)
+    assert len(set(checks[20:])) == 1
+    checks[-1].cancel()
+    await asyncio.wait([checks[-1]])
+    await bench.connection.execute("SELECT setval('joex_private.floor_claims', 1)")
+    await bench.connection.execute("DELETE FROM joex_private.floor")
+    await eventually(lambda: bench.connection.fetchval("SELECT EXISTS (SELECT FROM joex_private.floor)"))
+    for one in fleet:
+        one.cancel()
+    await asyncio.wait(fleet)
+    await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 
 async def test_a_search_for_crowded_groups_that_has_no_time_reads_one_and_goes_on_from_there(

@@ -70,6 +70,7 @@ CALLS = {
     "end_executor": "joex_private.end_executor(1, 'left', 5)",
     "get_up": "joex_private.get_up(1)",
     "leave_dead_sleepers": "joex_private.leave_dead_sleepers()",
+    "claim": "joex_private.claim('joex_private.floor_claims', 15)",
     "sleepers_from": "joex_private.sleepers_from()",
     "give_back_unknown": "joex_private.give_back_unknown(1, '{}')",
     "fall_asleep": "joex_private.fall_asleep(1)",

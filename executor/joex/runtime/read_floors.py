@@ -1,7 +1,9 @@
 """Raises floors while vacuum can't clear the dead rows of jobs: see store/sql/25_floors.sql.
 
 Nearly always there is nothing to do, and no query: `check_runs` reports when takes have to walk over dead rows. All
-executors then check, and the first one raises the floors; if none does, takes are slower, and that is all.
+executors then check, and the one that has claimed this raises the floors: hundreds that did so would take the server's
+CPU time from takes. If it ends, or a task blocks its loop, another one goes on when the claim has ended. Meanwhile
+takes are slower, and that is all.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.events import Emit
 from joex.errors import JoexError
-from joex.store import read_floors
+from joex.store import executors, read_floors
 from joex.store.database import borrowed
 from joex.store.read_floors import Draw, Place
 from joex.trouble import Trouble
@@ -25,15 +27,15 @@ _EVERY = 1.0
 _CROWD = 50  # jobs that finish in a group, or dead entries that a take meets there, before its floor is raised
 _AT_ONCE = 50_000  # finished jobs that one check reads
 _BACK = timedelta(hours=1)  # a check reads only jobs that finished since
+_CLAIMED_FOR = 15.0  # seconds from the beginning of a check
 _SECONDS = 0.05  # a check reads the groups one after another for so long, and the next check goes on from there
 
 
 class ReadFloorKeeper:
     """The service that raises floors."""
 
-    def __init__(self, pool: asyncpg.Pool[Any], executor: int, emit: Emit) -> None:
+    def __init__(self, pool: asyncpg.Pool[Any], emit: Emit) -> None:
         self._pool = pool
-        self._executor = executor
         self._emit = emit
         self._crowded = asyncio.Event()
         self._forget()
@@ -62,12 +64,17 @@ class ReadFloorKeeper:
             await asyncio.sleep(pause)
 
     def _forget(self) -> None:
+        self._claim: int | None = None
         self._drawn: Draw | None = None
         self._seen: datetime | None = None
         self._crowds: Counter[Place] = Counter()
         self._after: Place = ("", 0)
 
     async def _raise(self, connection: Any) -> None:
+        self._claim = await executors.claim(connection, "joex_private.floor_claims", _CLAIMED_FOR, self._claim)
+        if self._claim is None:
+            self._forget()
+            return
         if self._seen is None:
             self._seen = datetime.now(UTC) - _BACK
         finished, self._seen = await read_floors.finished_since(connection, self._seen, _AT_ONCE)
@@ -82,8 +89,6 @@ class ReadFloorKeeper:
                     del self._crowds[place]
         self._drawn = await read_floors.draw(connection)
         # (Finished jobs tell at once which groups they crowd, however many groups there are. Other changes leave no
-        # trace but dead entries. One executor searches for these, because the searches of hundreds would take the
-        # server's CPU time from takes. If it dies or hangs, the search waits until its lease has ended.)
-        if await read_floors.is_first(connection, self._executor):
-            crowded, self._after = await read_floors.crowded_places(connection, self._after, _CROWD, _SECONDS)
-            self._crowds.update(dict.fromkeys(crowded, _CROWD))
+        # trace but dead entries.)
+        crowded, self._after = await read_floors.crowded_places(connection, self._after, _CROWD, _SECONDS)
+        self._crowds.update(dict.fromkeys(crowded, _CROWD))

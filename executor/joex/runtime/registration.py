@@ -137,7 +137,7 @@ class Registration:
         self.scheduler = PeriodicScheduler(
             pool, app_id, self._emit, maintain=self.maintenance.wake, poll_every=poll_interval
         )
-        self.read_floors = ReadFloorKeeper(pool, executor_id, self._emit)
+        self.read_floors = ReadFloorKeeper(pool, self._emit)
         self.keeper = LeaseKeeper(
             resources.url,
             executor=executor_id,

@@ -40,6 +40,7 @@ _CHECK_RUNS = statement(
     "SELECT draining, lost, cancel, crowded FROM joex_private.check_runs($1::integer, $2::uuid[], $3::uuid[])"
 )
 _HAS_WORK = statement("SELECT joex_private.has_work($1::text[])")
+_CLAIM = statement("SELECT joex_private.claim($1::text::regclass, $2::float8, $3::bigint)")
 _RESCUE = statement("SELECT executor, app_id, jobs FROM joex_private.rescue($1::float8[], $2::bigint[], $3::integer)")
 _END = statement("SELECT joex_private.end_executor($1::integer, $2::text, $3::integer)")
 _GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::uuid[])")
@@ -243,6 +244,16 @@ async def observe(connection: Connection) -> Beat:
 
 def _beat(row: Any) -> Beat:
     return Beat(row["mark"], ServerStart(row["started_at"], row["statistics_since"]))
+
+
+async def claim(connection: Connection, claims: str, seconds: float, mine: int | None = None) -> int | None:
+    """Claim for so many seconds what one executor does for all; None: another one has claimed it.
+
+    ``claims``: the sequence of the claims; ``mine``: the claim of this executor until now, which this renews.
+    """
+    with translated():
+        made: int | None = await connection.fetchval(_CLAIM, claims, seconds, mine)
+    return made
 
 
 async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple[UUID, UUID]]) -> Checked:

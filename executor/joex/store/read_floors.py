@@ -18,9 +18,6 @@ _CROWDED = statement(
     "FROM joex_private.crowded_places($1::text, $2::bigint, $3::integer, $4::double precision)"
 )
 _HAVE_A_MINUTE = statement("SELECT set_config('statement_timeout', '60s', true)")
-_IS_FIRST = statement(
-    "SELECT $1::integer = (SELECT min(e.id) FROM joex_private.executor e WHERE e.left_at IS NULL AND NOT e.draining)"
-)
 _RAISE = statement("SELECT joex_private.raise_floors($1::bigint, $2::bigint, $3::text[], $4::text[], $5::bigint[])")
 
 Place: TypeAlias = tuple[str, int]
@@ -54,12 +51,6 @@ async def finished_since(connection: Connection, after: datetime, most: int) -> 
     with translated():
         rows = await connection.fetch(_FINISHED, after, most)
     return {(row["queue"], row["ring"]): row["jobs"] for row in rows}, rows[0]["until"] if rows else after
-
-
-async def is_first(connection: Connection, executor: int) -> bool:
-    """Whether this executor is the one that searches for the fleet: of the living that do not drain, the lowest id."""
-    with translated():
-        return bool(await connection.fetchval(_IS_FIRST, executor))
 
 
 async def crowded_places(connection: Connection, after: Place, crowd: int, seconds: float) -> tuple[list[Place], Place]:

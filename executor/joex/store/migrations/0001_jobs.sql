@@ -417,6 +417,7 @@ CREATE INDEX floor_exception_of_group ON joex_private.floor_exception (queue, ri
 ALTER TABLE joex_private.floor_exception REPLICA IDENTITY FULL;
 CREATE SEQUENCE joex_private.floor_epoch OWNED BY joex_private.floor.upto;
 CREATE SEQUENCE joex_private.long_takes OWNED BY joex_private.floor.upto;   -- how many takes had to walk over much; no value: none
+CREATE SEQUENCE joex_private.floor_claims OWNED BY joex_private.floor.upto;     -- of the executor that raises floors (see claim)
 
 -- TRUNCATE may let the seqs of jobs begin anew, below all floors: these go, and what was drawn for others is worth nothing.
 CREATE FUNCTION joex_private.forget_floors() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -164,6 +164,22 @@ CREATE OR REPLACE FUNCTION joex_private.cut(p_text text) RETURNS text LANGUAGE s
 CREATE OR REPLACE FUNCTION joex_private.priority_of(p_text text) RETURNS joex_private.job_priority
 LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_private.job_priority $$;
 
+-- Claim, for so many seconds (at most 60), what one executor does for all. Returns the claim; null: another one has claimed it. p_mine: the
+-- caller's claim until now, which this renews. The latest claim is the value of the sequence p_claims, which all transactions see at once: the
+-- microsecond of the server's clock at which it ends. (Of two that claim at the same moment the later one has it; the other one learns that with
+-- its next call. A claim that ends later than any can was made before that clock was set back.)
+CREATE OR REPLACE FUNCTION joex_private.claim(p_claims regclass, p_seconds float8, p_mine bigint DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_now CONSTANT bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+    v_latest CONSTANT bigint := pg_sequence_last_value(p_claims);
+BEGIN
+    IF v_latest BETWEEN v_now AND v_now + 60000000 AND v_latest IS DISTINCT FROM p_mine THEN
+        RETURN NULL;
+    END IF;
+    RETURN setval(p_claims, v_now + (p_seconds * 1000000)::bigint);
+END $$;
+
 -- From which number on sleepers count (see fall_asleep).
 CREATE OR REPLACE FUNCTION joex_private.sleepers_from() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(pg_catalog.pg_sequence_last_value('joex_private.sleepers_from'), 0) $$;
