@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections import Counter
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from uuid import uuid4
@@ -9,9 +11,11 @@ from uuid import uuid4
 import pytest
 
 from joex import ConfigError, DatabaseUnavailable, LeaseLost
-from joex.core.lease import Mark
+from joex.core.lease import Lease, Mark, Observation
 from joex.core.priority_turns import CountingScheme
-from joex.store import executors, job_logs, jobs, runs
+from joex.runtime import chores
+from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
+from joex.store import executors, job_logs, jobs, runs, timeouts
 from joex.store.errors import translated
 from joex.store.horizon import horizon as take_horizon
 from tests.support.waiting import eventually
@@ -1088,6 +1092,65 @@ async def test_jobs_whose_rows_are_locked_keep_no_other_from_being_rescued(bench
 
 
 # Ids.
+
+
+async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_another_one_when_its_claim_has_ended(
+    bench, database_url, monkeypatch
+):
+    """However many executors there are, and however many dead rows each would read."""
+    begun: Counter[str] = Counter()
+
+    def counted(module, name, answer):
+        async def count(_connection, executor, *_):
+            begun[f"{name} {executor}" if name == "check_runs" else name] += 1
+            return answer
+
+        monkeypatch.setattr(module, name, count)
+
+    counted(executors, "check_runs", executors.Checked(draining=False, lost=[], cancel=[], crowded=False))
+    counted(executors, "rescue", [])
+    counted(timeouts, "recover_overdue", [])
+    monkeypatch.setattr(chores, "_REST", 1e9)
+    monkeypatch.setattr(chores, "_LONGEST_REST", 0.0)
+    monkeypatch.setattr(chores, "_LONGEST_CLAIM", 60.0)
+    lease = Lease(timedelta(hours=1))
+    notifier = Notifier(LeaseCallbacks(**dict.fromkeys((one.name for one in fields(LeaseCallbacks)), lambda *_: None)))
+    ids = [await bench.executor(name) for name in "abc"]
+    fleet = [
+        chores.Chores(
+            database_url, executor=one, queues=["default"], lease=lease, most_losses=5, pooled=False, held=list,
+            observed=Observation(lease.heartbeat_every), notifier=notifier,
+        )
+        for one in ids
+    ]  # fmt: skip
+    for claims in ("joex_private.rescue_claims", "joex_private.overdue_claims"):
+        assert await executors.claim(bench.connection, claims, 60.0)
+    tasks = [asyncio.create_task(one.do()) for one in fleet]
+
+    async def beaten():
+        """All have done what is due, at least once from now on."""
+        before = begun.copy()
+
+        async def have_checked(times):
+            for one in fleet:
+                one.has_beaten()
+            return all(begun[f"check_runs {one}"] >= before[f"check_runs {one}"] + times for one in ids)
+
+        await eventually(lambda: have_checked(3))
+
+    await beaten()
+    assert begun["rescue"] == begun["recover_overdue"] == 0
+    await bench.connection.execute(
+        "SELECT setval('joex_private.rescue_claims', 1), setval('joex_private.overdue_claims', 1)"
+    )
+    await beaten()
+    done = begun["rescue"], begun["recover_overdue"]
+    assert min(done) > 0
+    await beaten()
+    assert (begun["rescue"], begun["recover_overdue"]) == done
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def test_no_executor_gets_the_id_of_another_one(bench):

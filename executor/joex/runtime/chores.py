@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _REST = 10  # a chore rests for this many times as long as it took,
 _LONGEST_REST = 30.0  # but no more seconds than this
+_LONGEST_CLAIM = 2.0  # nor do the other executors: deaths must be found in time though one link is slow
 
 
 class Chores:
@@ -73,6 +74,12 @@ class Chores:
         self._beaten = asyncio.Event()
         self._to_check = asyncio.Event()
         self._unheard = 0  # looks that found work, of which the executor's loop has yet to hear
+        # What one executor at a time does for all: the sequences of the claims, and for how many seconds they hold.
+        self._claims = {
+            self._rescue: "joex_private.rescue_claims",
+            self._recover_overdue: "joex_private.overdue_claims",
+        }
+        self._rests = dict.fromkeys(self._claims, _LONGEST_CLAIM)
         self._rescued: Counter[tuple[str, int]] = Counter()  # each call rescues a part; one event sums up an executor
 
     def has_beaten(self) -> None:
@@ -87,7 +94,8 @@ class Chores:
         """Do all chores, with each heartbeat and also without, until cancelled.
 
         Each chore has the time limit of services, and its failure does not disturb the others. It repeats at once while
-        there may be more; then the less often, the longer it takes to find nothing (over dead rows, for example).
+        there may be more; then the less often, the longer it takes to find nothing (over dead rows, for example). What
+        is for all executors rests in all of them: hundreds that each did it would take the server's CPU time.
         """
         pool = await create_pool(
             self._url, most=1, pooled=self._pooled, name=f"joex chores {self._executor}", for_services=True
@@ -114,10 +122,14 @@ class Chores:
             await asyncio.sleep(await self._do(self._check_runs, pool))
 
     async def _do(self, chore: Callable[[Any], Awaitable[bool]], pool: asyncpg.Pool[Any]) -> float:
-        """Do a chore while there may be more; returns how many seconds the last part took."""
+        """Do a chore while there may be more; returns how many seconds the last part took (0: others do it)."""
         begin = clock()
         try:
             async with borrowed(pool) as connection:
+                if chore in self._claims and not await executors.claim(
+                    connection, self._claims[chore], self._rests[chore]
+                ):
+                    return 0.0
                 begin = clock()
                 while await chore(connection):
                     begin = clock()
@@ -128,7 +140,10 @@ class Chores:
             self._failing.discard(chore)
             if not self._failing:
                 self._trouble.over()
-        return clock() - begin
+        took = clock() - begin
+        if chore in self._rests:
+            self._rests[chore] = min(_REST * took, _LONGEST_CLAIM)
+        return took
 
     async def _check_runs(self, connection: Any) -> bool:
         found = await executors.check_runs(connection, self._executor, self._held())

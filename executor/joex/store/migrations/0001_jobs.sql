@@ -119,6 +119,9 @@ CREATE TABLE joex_private.lease (
     heartbeat_at  timestamptz NOT NULL,         -- for people
     beat          bigint NOT NULL               -- the transaction of the last heartbeat, by which judges decide
 ) WITH (fillfactor = 50);                   -- room for heartbeats in the same page (HOT)
+-- Of the executor that rescues, and of the one that puts back overdue runs (see claim).
+CREATE SEQUENCE joex_private.rescue_claims OWNED BY joex_private.lease.beat;
+CREATE SEQUENCE joex_private.overdue_claims OWNED BY joex_private.lease.beat;
 
 -- Types check the values of a job that never change, once. A constraint of the table costs more: each statement reads it anew, and checks
 -- it for each version of a row. (An error in SQL shows the names of these constraints.)
