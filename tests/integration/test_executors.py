@@ -1112,7 +1112,7 @@ async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_an
     counted(timeouts, "recover_overdue", [])
     monkeypatch.setattr(chores, "_REST", 1e9)
     monkeypatch.setattr(chores, "_LONGEST_REST", 0.0)
-    monkeypatch.setattr(chores, "_LONGEST_CLAIM", 60.0)
+    monkeypatch.setattr(chores, "_LONGEST_CLAIM", 30.0)
     lease = Lease(timedelta(hours=1))
     notifier = Notifier(LeaseCallbacks(**dict.fromkeys((one.name for one in fields(LeaseCallbacks)), lambda *_: None)))
     ids = [await bench.executor(name) for name in "abc"]
@@ -1124,7 +1124,7 @@ async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_an
         for one in ids
     ]  # fmt: skip
     for claims in ("joex_private.rescue_claims", "joex_private.overdue_claims"):
-        assert await executors.claim(bench.connection, claims, 60.0)
+        assert await executors.claim(bench.connection, claims, 30.0)
     tasks = [asyncio.create_task(one.do()) for one in fleet]
 
     async def beaten():

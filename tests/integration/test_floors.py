@@ -479,7 +479,7 @@ async def test_floors_rise_though_the_search_for_crowded_groups_fails(bench, exe
 
 async def test_of_several_claims_one_holds_until_it_ends_and_its_owner_can_renew_it(bench):
     async def claim(mine=None):
-        return await executors.claim(bench.connection, "joex_private.floor_claims", 60.0, mine)
+        return await executors.claim(bench.connection, "joex_private.floor_claims", 30.0, mine)
 
     first = await claim()
     assert first is not None
@@ -507,7 +507,7 @@ async def test_one_executor_of_a_fleet_raises_floors_and_another_one_goes_on_whe
         return await read(connection, after, most)
 
     monkeypatch.setattr(read_floors, "finished_since", counted)
-    monkeypatch.setattr(floor_keeper, "_CLAIMED_FOR", 60.0)
+    monkeypatch.setattr(floor_keeper, "_CLAIMED_FOR", 30.0)
     await bench.connection.execute("ALTER TABLE joex_private.job SET (autovacuum_enabled = off)")
     for _ in range(60):
         await bench.submit()

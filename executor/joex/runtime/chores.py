@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _REST = 10  # a chore rests for this many times as long as it took,
 _LONGEST_REST = 30.0  # but no more seconds than this
-_LONGEST_CLAIM = 2.0  # nor do the other executors: deaths must be found in time though one link is slow
+_LONGEST_CLAIM = 2.0  # what one does for all rests in all for no more than this: deaths must be found in time
 
 
 class Chores:
