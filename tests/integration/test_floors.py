@@ -292,6 +292,32 @@ async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, ex
     assert {job.id for job in again} == {job.id for job in accepted}
 
 
+async def test_workers_leave_overdue_runs_to_executors_that_look_for_them_while_floors_are_on(bench, executor):
+    """Each accept would read all held jobs, whatever their queues."""
+    for _ in range(200):
+        await bench.submit()
+    assert await drawn_and_raised(bench)
+    await bench.take(executor, 200)
+
+    async def read():
+        async with bench.connection.transaction():
+            before = await bench.connection.fetchval("SELECT joex_private.entries_walked()")
+            assert await worker_runs.accept(bench.connection, "other", 1, "worker", None) == []
+            overdue_in, _ = await worker_runs.accept_state(bench.connection, "other")
+            return await bench.connection.fetchval("SELECT joex_private.entries_walked()") - before, overdue_in
+
+    assert await executors.claim(bench.connection, "joex_private.overdue_claims", 0.0)
+    few, overdue_in = await read()
+    assert few < 50
+    assert 0 < overdue_in <= 60
+    await bench.connection.execute(
+        "SELECT setval('joex_private.overdue_claims', last_value - 60000000) FROM joex_private.overdue_claims"
+    )
+    many, overdue_in = await read()
+    assert many >= 400, "no executor may be left"
+    assert overdue_in is None
+
+
 async def test_all_that_is_unfinished_is_counted_whatever_has_a_floor(bench, executor):
     """In groups with a floor, in groups between these, and in other queues."""
     for group in ("a", "b", "c", "d"):

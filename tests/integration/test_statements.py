@@ -196,6 +196,7 @@ CALLS = {
     "make_mutex": None,  # a trigger
     "lock_app_id": "joex_private.lock_app_id('a/b')",
     "sleep_state": "joex_private.sleep_state(ARRAY['default'])",
+    "leaves_overdue": "joex_private.leaves_overdue()",
     "accept_state": "joex_private.accept_state('default')",
     "note_many": f"joex_private.note_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[1], ARRAY[0.0], ARRAY['info'], \
                    ARRAY['line'], ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[50]::smallint[], ARRAY['half'])",

@@ -164,7 +164,7 @@ CREATE OR REPLACE FUNCTION joex_private.cut(p_text text) RETURNS text LANGUAGE s
 CREATE OR REPLACE FUNCTION joex_private.priority_of(p_text text) RETURNS joex_private.job_priority
 LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_private.job_priority $$;
 
--- Claim, for so many seconds (at most 60), what one executor does for all. Returns the claim; null: another one has claimed it. p_mine: the
+-- Claim, for so many seconds (below 60), what one executor does for all. Returns the claim; null: another one has claimed it. p_mine: the
 -- caller's claim until now, which this renews. The latest claim is the value of the sequence p_claims, which all transactions see at once: the
 -- microsecond of the server's clock at which it ends. (Of two that claim at the same moment the later one has it; the other one learns that with
 -- its next call. A claim that ends later than any can was made before that clock was set back.)

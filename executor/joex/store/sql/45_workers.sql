@@ -1,6 +1,12 @@
 -- Workers: programs in any language that accept jobs, report, and finish them. A worker does not register; the timeout of the task frees
 -- the job of a worker that has died.
 
+-- Whether workers leave overdue runs to executors: while floors are on, a search reads all held jobs, and an executor has claimed one within the
+-- last minute (see claim).
+CREATE OR REPLACE FUNCTION joex_private.leaves_overdue() RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT joex_private.floors_are_on() AND coalesce(
+        abs(pg_sequence_last_value('joex_private.overdue_claims') - extract(epoch FROM clock_timestamp()) * 1000000) < 60000000, false) $$;
+
 -- Accept the next jobs of a queue for a worker, at most p_jobs, and none whose rank is above p_most. A take chooses them, as for an
 -- executor; they are running from now on. The worker must report (joex.update) within the timeout of the task; if the task has none,
 -- within 60 seconds.
@@ -16,7 +22,9 @@ BEGIN
         RAISE EXCEPTION 'jobs: expected 0 to 10000; got %', coalesce(p_jobs::text, 'NULL') USING ERRCODE = '22023';
     END IF;
     -- There may be no executor that does this. At most p_jobs, because other transactions can't take these jobs before this one ends.
-    PERFORM joex_private.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
+    IF NOT joex_private.leaves_overdue() THEN
+        PERFORM joex_private.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
+    END IF;
     SELECT array_agg(t.id) INTO v_ids FROM joex_private.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;
     RETURN QUERY
     UPDATE joex_private.job j SET state = 'running', attempt = j.attempt + 1, started_at = j.scheduled_at,
@@ -37,12 +45,14 @@ BEGIN
 END $$;
 
 -- What a worker must know before it waits for work: the seconds until a job of the queue is due, or a run in it overdue (null: there is
--- none), and the oldest open transaction id (see sleep_state).
+-- none; a minute where the worker leaves overdue runs to executors, because these may have ended by then), and the oldest open transaction
+-- id (see sleep_state).
 CREATE OR REPLACE FUNCTION joex_private.accept_state(p_queue text) RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
     RETURN QUERY SELECT least(l.next_due, extract(epoch FROM CASE
+        WHEN joex_private.leaves_overdue() THEN clock_timestamp() + interval '60 seconds'
         WHEN joex_private.floors_are_on() THEN (
             SELECT min(h.overdue_at) FROM joex_private.by_floors(true) h WHERE h.queue = p_queue)
         ELSE (
