@@ -149,8 +149,7 @@ class LeaseKeeper:
     async def until_over(self) -> None:
         """Return when the lease has expired without a renewal, and runs have gone on for as long as they may."""
         beyond_trust = self._lease.duration.total_seconds() - self._lease.trusted_for + self._patience
-        while (left := self._trusted_until + beyond_trust - clock()) > 0:  # noqa: ASYNC110 - renewed in the thread
-            await asyncio.sleep(left)
+        await self._sleep_until(lambda: self._trusted_until + beyond_trust)
 
     def start(self) -> None:
         """Start the thread."""
@@ -274,14 +273,19 @@ class LeaseKeeper:
     async def _watch(self, patience: float, interrupt: Callable[[], None], executing: Callable[[], int]) -> None:
         """Interrupt runs in time, this many seconds after the end of trust; and exit if their code does not stop."""
         while True:
-            await asyncio.sleep(max(self._trusted_until + patience - clock(), 0.01))
-            if clock() < self._trusted_until + patience:
-                continue
+            await self._sleep_until(lambda: self._trusted_until + patience)
             interrupt()
-            fatal_in = self._trusted_until + patience + self._lease.fatal_after - self._lease.trusted_for - clock()
-            await asyncio.sleep(max(fatal_in, _GRACE))
+            fatal_at = self._trusted_until + patience + self._lease.fatal_after - self._lease.trusted_for
+            await asyncio.sleep(_GRACE)
+            await self._sleep_until(lambda: fatal_at)  # noqa: B023 - it ends within this turn
             if not self._is_trusted and executing():
                 self._exit()
+
+    async def _sleep_until(self, end: Callable[[], float]) -> None:
+        """Sleep until a time on `clock`, which heartbeats move."""
+        while (left := end() - clock()) > 0:  # noqa: ASYNC110 - time passes
+            # (In parts: a timer of the loop stands still while the machine is suspended, and other executors go on.)
+            await asyncio.sleep(min(left, self._lease.show_life_every))
 
     async def _show_life(self) -> None:
         # (Even if no run executes: one that begins could hold the GIL before this thread could report it.)
