@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from joex.context import RunReports, SyncConnection
@@ -79,7 +79,15 @@ class Caller:
         Meanwhile its slot and its job stay taken: another run would make two at once.
         """
         call = functools.partial(contextvars.copy_context().run, function, run.context, **run.args)
-        future = self._loop.run_in_executor(self._threads, _caught, call)
+        called: Future[tuple[Any, BaseException | None]] = Future()
+        try:
+            self._threads.submit(_call_unless_cancelled, call, called)
+        except RuntimeError:
+            # The system has no room for another thread. The pool keeps the call for its next free thread all the same,
+            # and that thread may even have begun it.
+            if called.cancel():
+                raise
+        future = asyncio.wrap_future(called, loop=self._loop)
         done, _ = await asyncio.wait({future}, timeout=limit)
         if not done and run.context is not None:
             run.context.ask_to_end()
@@ -119,6 +127,11 @@ def blocking_connection(url: str) -> Iterator[SyncConnection]:
             yield connection
     finally:
         pool.close()
+
+
+def _call_unless_cancelled(call: Callable[[], Any], called: Future[tuple[Any, BaseException | None]]) -> None:
+    if called.set_running_or_notify_cancel():
+        called.set_result(_caught(call))
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
