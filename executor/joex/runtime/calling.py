@@ -103,12 +103,12 @@ class Caller:
         handler = task.cancel_handler
         if handler is None:
             return
+        limit = self._defaults.timeout_of(task)
         try:
             if self._processes is not None and self._processes.has(task):
-                limit = self._defaults.timeout_of(task)
                 await self._in_process(self._processes, run, task, limit, is_cancel_handler=True)
             elif asyncio.iscoroutinefunction(handler):
-                await handler(run.context, **run.args)
+                await _within(limit, handler(run.context, **run.args))
             else:
                 await self._in_thread(run, handler)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
@@ -142,15 +142,15 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-async def _within(limit: float, called: Awaitable[Any]) -> Any:
-    """Wait for at most this many seconds."""
+async def _within(limit: float | None, called: Awaitable[Any]) -> Any:
+    """Wait for at most this many seconds; None: without a limit."""
     clock = asyncio.timeout(limit)
     try:
         async with clock:
             return await called
     except TimeoutError:
         if clock.expired():
-            raise _TimedOut(limit) from None
+            raise _TimedOut(limit or 0) from None
         raise
 
 
