@@ -6,6 +6,8 @@ It would walk over all of them again and again, for seconds, in which no thread 
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +24,16 @@ class _Pause:
         self.lock = threading.Lock()
         self.readers, self.begun, self.was_on = 0, 0.0, False
 
+    def be_a_fork(self) -> None:
+        """End the pause in a fork: it has none of the threads that read, and one of them may have held the lock."""
+        if self.readers and self.was_on:
+            gc.enable()
+        self.__init__()  # type: ignore[misc] # anew
+
 
 _pause = _Pause()
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_pause.be_a_fork)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import threading
 from functools import partial
 from typing import Any
@@ -90,3 +91,22 @@ def test_a_process_that_never_collects_goes_on_so():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # a fork is what this tests
+def test_a_fork_during_the_pause_of_another_thread_collects_garbage():
+    begun, ends = threading.Event(), threading.Event()
+
+    def read():
+        with collection_paused(), garbage._pause.lock:
+            begun.set()
+            ends.wait(PATIENCE)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(PATIENCE)
+    if (fork := os.fork()) == 0:
+        os._exit(0 if gc.isenabled() and not garbage._pause.lock.locked() else 1)
+    ends.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0

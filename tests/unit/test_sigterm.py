@@ -6,8 +6,24 @@ import os
 import signal
 import threading
 
+import pytest
+
 from joex.cli.signals import reacting_to_signals
 from joex.cli.sigterm import leaving_in_order
+from tests.support.waiting import PATIENCE, eventually
+
+
+def exit_code(fork: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+
+
+@pytest.fixture
+def handlers():
+    """Those of before come back after the test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_command_that_ignores_sigterm_as_it_leaves_still_does_when_its_embedded_server_is_closed():
@@ -46,3 +62,37 @@ async def test_a_signal_fails_no_call_of_a_library_that_waits_in_a_run() -> None
             signal.signal(number, handler)
         os.close(reader)
         os.close(writer)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # a fork is what this tests
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_what_the_code_of_a_run_forks_ends_at_a_signal_and_the_command_still_reacts_to_it(handlers, number):
+    heard: list[str] = []
+
+    def fork_and_signal() -> int:
+        reader, writer = os.pipe()
+        if (fork := os.fork()) == 0:
+            signal.alarm(int(PATIENCE))
+            os.write(writer, b"!")
+            while True:
+                signal.pause()
+        os.read(reader, 1)
+        os.close(reader)
+        os.close(writer)
+        os.kill(fork, number)
+        return exit_code(fork)
+
+    with reacting_to_signals(heard.append):
+        assert await asyncio.to_thread(fork_and_signal) == -number
+        os.kill(os.getpid(), number)
+        await eventually(lambda: heard, why="the command reacts")
+    assert heard == [signal.Signals(number).name]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # a fork is what this tests
+async def test_a_fork_keeps_the_handlers_that_the_code_of_a_run_has_set(handlers):
+    with reacting_to_signals(lambda _: None):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if (fork := os.fork()) == 0:
+            os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else 1)
+        assert exit_code(fork) == 0

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
+
+_handlers: dict[int, Callable[[int, FrameType | None], None]] = {}
+"""Of this process, by their signals."""
+
+
+def _be_a_fork() -> None:
+    """Let signals end what the code of a run forks, as everywhere: it has no loop, and `multiprocessing.Pool` waits."""
+    for number, handler in _handlers.items():
+        if signal.getsignal(number) is handler:
+            signal.signal(number, signal.SIG_DFL)
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_be_a_fork)
 
 
 @contextmanager
@@ -18,10 +34,15 @@ def reacting_to_signals(
     The loop ends some time before the process exits normally, and the embedded server is closed in between.
     """
     loop = asyncio.get_running_loop()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        loop.call_soon_threadsafe(react, signal.Signals(number).name)
+
     for number in numbers:
         # (Not by a handler of the loop: to remove that resets the signal to its default, which ends the process; and
         # with one, Python can wait for itself for ever, when more signals come than the loop has read.)
-        signal.signal(number, lambda nr, _: loop.call_soon_threadsafe(react, signal.Signals(nr).name))
+        signal.signal(number, on_signal)
+        _handlers[number] = on_signal
         if sys.platform != "win32":
             signal.siginterrupt(number, False)  # noqa: FBT003 - takes no name; else waiting calls of libraries in C fail
     try:
