@@ -12,7 +12,7 @@ import gc
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from joex.cli.sigterm import end_at_sigterm
@@ -76,7 +76,8 @@ def _end_without_threads(code: int) -> None:
     why = "threads that tasks have left still run; exiting without their end"
     timer = Timer(_THREADS_END_WITHIN, partial(exit_at_once, code, why))
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # there is no room for another thread
+        timer.start()
     atexit.register(timer.cancel)  # Python calls it once the threads have ended
 
 
