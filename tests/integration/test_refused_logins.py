@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -62,6 +64,33 @@ async def test_an_executor_whose_login_is_refused_is_not_ready_and_works_again_w
         await connection.execute(f"ALTER ROLE {ROLE} LOGIN")
         await inside.ended(job)
         assert (inside.executor.ready, inside.executor.described) == (True, "running")
+
+
+async def test_an_executor_of_which_one_login_was_refused_is_ready_again_though_its_services_need_no_other(
+    app: joex.App, connection: asyncpg.Connection, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst needs one more session: the others stay, and serve all that comes after it."""
+    monkeypatch.setattr(executor, "_TRY_LOGIN_EVERY", 0.1)
+    pools, create_pool = [], executor.create_pool
+
+    async def noted(*given: Any, **named: Any) -> Any:
+        pools.append(await create_pool(*given, **{**named, "most": 10}))
+        return pools[-1]
+
+    async def burst() -> None:
+        async with AsyncExitStack() as sessions:
+            while True:
+                await sessions.enter_async_context(pools[0].acquire())
+
+    monkeypatch.setattr(executor, "create_pool", noted)
+    async with executor_inside(app, url, lease=LONG) as inside:
+        await inside.log.wait_for(FellAsleep)
+        await connection.execute(f"ALTER ROLE {ROLE} NOLOGIN")
+        with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
+            await burst()
+        assert not inside.executor.ready
+        await connection.execute(f"ALTER ROLE {ROLE} LOGIN")
+        await eventually(lambda: inside.executor.ready)
 
 
 async def test_log_lines_that_are_written_while_logins_are_refused_are_in_the_log_when_they_are_accepted(

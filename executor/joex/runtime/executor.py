@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joex.app import App
@@ -19,7 +20,7 @@ from joex.config import Settings
 from joex.core import events
 from joex.core.events import Emit
 from joex.core.job import RunningJob
-from joex.errors import DatabaseUnavailable, SchemaError
+from joex.errors import DatabaseUnavailable, JoexError, SchemaError
 from joex.runtime import bulk
 from joex.runtime.clock import clock
 from joex.runtime.maintenance import register_periodic_tasks
@@ -28,7 +29,7 @@ from joex.runtime.processes import GRACE, Processes, check_processes
 from joex.runtime.registration import Registration, Resources
 from joex.runtime.waits import unless
 from joex.store.connector import Logins
-from joex.store.database import POLL_EVERY, borrowed, close_pool, create_pool, is_pooled, must_take_writes
+from joex.store.database import POLL_EVERY, borrowed, close_pool, connect, create_pool, is_pooled, must_take_writes
 from joex.store.errors import translate
 from joex.store.migrate import check_schema
 from joex.store.runs import size_limits
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _REFUSED_FOR = 60.0
 """Seconds of refused logins after which an executor drains: only its next start may find another password."""
-_CHECK_LOGINS_EVERY = 1.0
+_TRY_LOGIN_EVERY = 5.0
 _TASK_CONNECTIONS = 20
 
 
@@ -208,9 +209,15 @@ class Executor:
 
         The URL may have been read from a secret whose content has changed: whoever started this process can start it
         anew. Running jobs end first, because a session that is left may keep the lease, and store their ends.
+
+        Its services may need no further session for hours, so this logs in by itself to learn that a refusal is over.
         """
-        while (left := _REFUSED_FOR - self._logins.refused_for) > 0:  # noqa: ASYNC110 - a login may be accepted meanwhile
-            await asyncio.sleep(min(left, _CHECK_LOGINS_EVERY))
+        polls, name = self.settings.poll_interval is not None, f"joex {self.app_id}"
+        while (left := _REFUSED_FOR - self._logins.refused_for) > 0:
+            await asyncio.sleep(min(left, _TRY_LOGIN_EVERY))
+            if self._logins.refused is not None:
+                with suppress(JoexError):
+                    (await connect(self._url, pooled=polls, name=name, logins=self._logins)).terminate()
         self.drain()
 
     async def _start(

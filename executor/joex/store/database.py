@@ -35,6 +35,7 @@ async def connect(
     within: float | None = None,
     host: Host | None = None,
     connect_within: float | None = None,
+    logins: Logins | None = None,
     **settings: str,
 ) -> OwnConnection:
     """Open a connection outside of any pool.
@@ -46,6 +47,7 @@ async def connect(
         within: seconds that a statement may take; None: no limit.
         host: the only host to try (`OwnConnection.host`); None: the hosts of the URL.
         connect_within: seconds for the connection, for all hosts together; None: ten.
+        logins: notes whether this one is accepted.
         settings: parameters of the session, such as ``synchronous_commit="off"``; not through a pooler.
 
     Raises:
@@ -53,7 +55,9 @@ async def connect(
         ConfigError: the URL, the password or the database's name is wrong.
     """
     with translated():
-        connector = Connector(url, name, within, settings, pooled=pooled, host=host, connect_within=connect_within)
+        connector = Connector(
+            url, name, within, settings, pooled=pooled, host=host, connect_within=connect_within, logins=logins
+        )
         return await connector()
 
 
