@@ -13,6 +13,7 @@ from joex.errors import DatabaseUnavailable
 from joex.store.database import connect
 from tests.support.cluster.pki import Authority
 from tests.support.tls import tls_in_front_of
+from tests.support.waiting import PATIENCE
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -99,6 +100,33 @@ async def test_a_server_that_speaks_no_postgresql_is_refused(said: bytes, way: s
     async with server(answer) as port, reached(port, way, authority) as url:
         with pytest.raises(DatabaseUnavailable, match="the server does not speak PostgreSQL's protocol"):
             await connect(url)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        message(b"Z", b"I"),
+        message(b"S", b"server_version\0new\0") + message(b"Z", b"I"),
+        message(b"S", b"client_encoding\0klingon\0") + message(b"Z", b"I"),
+        message(b"S", b"server_version\x0018.0\0") + message(b"Z", b""),
+    ],
+    ids=["no version", "an odd version", "an unknown encoding", "no state"],
+)
+async def test_a_server_whose_login_ends_in_nonsense_is_refused_and_left(
+    said: bytes, way: str, authority: Authority
+) -> None:
+    left = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(LOGGED_IN + said)
+        with suppress(OSError):
+            await reader.read()
+        left.set()
+
+    async with server(answer) as port, reached(port, way, authority) as url:
+        with pytest.raises(DatabaseUnavailable, match="the server does not speak PostgreSQL's protocol"):
+            await connect(url)
+        await asyncio.wait_for(left.wait(), PATIENCE)
 
 
 async def test_a_server_that_speaks_something_else_after_the_login_is_left(way: str, authority: Authority) -> None:

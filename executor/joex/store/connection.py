@@ -114,6 +114,14 @@ class OwnConnection(_Base):
     _addr: tuple[str, int] | str
     _transport: asyncio.WriteTransport
 
+    def __init__(self, protocol: Any, transport: asyncio.WriteTransport, *given: Any) -> None:
+        try:
+            super().__init__(protocol, transport, *given)
+        except BaseException:  # the server's version makes no sense: asyncpg would leave the link open
+            self._aborted = True
+            transport.abort()
+            raise
+
     @property
     def peer(self) -> Any:
         """The address of the server."""

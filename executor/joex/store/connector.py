@@ -28,7 +28,8 @@ from joex.core.url import (
 )
 from joex.errors import ConfigError
 from joex.store.connection import CONNECT_WITHIN, Host, OwnConnection, PooledConnection, Towards
-from joex.store.errors import READ_ONLY, reason
+from joex.store.errors import NO_MESSAGE, READ_ONLY, reason
+from joex.store.framing import NO_POSTGRES
 from joex.store.name_lookups import LOOKUPS
 
 _PORT = 5432
@@ -200,6 +201,10 @@ class Connector:
             raise
         except _WRONG_PARAMETER as error:
             wrong = error
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+            raise  # (the first and the third may be ValueErrors)
+        except NO_MESSAGE as error:
+            raise ConnectionError(f"{NO_POSTGRES}: {reason(error)}") from error
         else:
             self._logins.accept()
             connection: OwnConnection = made

@@ -70,7 +70,7 @@ class Locked(DatabaseUnavailable):
 
 
 NO_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""The errors of reading a notification that is not Joex's: any client can send anything on any channel."""
+"""The errors of reading what makes no sense: any client can send anything on any channel, and any server at a login."""
 
 _FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 

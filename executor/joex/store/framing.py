@@ -26,7 +26,7 @@ _LONGEST_LOGIN = 65_536
 _MOST_ITERATIONS = 1_000_000
 """PostgreSQL's default is 4,096. A million takes a quarter of a second."""
 
-_NO_POSTGRES = "the server does not speak PostgreSQL's protocol"
+NO_POSTGRES = "the server does not speak PostgreSQL's protocol"
 
 
 class CheckedLoop:
@@ -97,7 +97,7 @@ class _Check:
         while at + _HEAD.size <= end and not wrong:
             kind, length = _HEAD.unpack_from(data, at)
             if kind == 0 or length < _LEAST:
-                wrong = _NO_POSTGRES
+                wrong = NO_POSTGRES
             elif kind == _LOGIN and not self._is_in:
                 if at + 1 + length > end and length <= _LONGEST_LOGIN:
                     break  # asyncpg gets it when it is whole
@@ -117,7 +117,7 @@ class _Check:
         code = int.from_bytes(message[:_LEAST])
         is_out_of_turn = code in (_SASL_CONTINUE, _SASL_FINAL) and not self._is_by_scram
         if len(message) < _LEAST or len(message) > _LONGEST_LOGIN or is_out_of_turn:
-            return _NO_POSTGRES
+            return NO_POSTGRES
         self._is_in, self._is_by_scram = code == _LOGGED_IN, code in (_SASL, _SASL_CONTINUE)
         wanted = re.search(rb",i=0*(\d+)", message) if code == _SASL_CONTINUE else None
         if wanted is not None and (len(wanted[1]) > len(str(_MOST_ITERATIONS)) or int(wanted[1]) > _MOST_ITERATIONS):
