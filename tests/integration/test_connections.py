@@ -210,6 +210,45 @@ async def test_a_run_whose_statement_waits_for_a_silent_link_fails_and_is_tried_
         assert job.state == "success"
 
 
+async def test_a_run_whose_link_goes_silent_after_its_last_statement_fails_and_is_tried_again(
+    proxy, database_url, monkeypatch
+):
+    """The reset of the session waits for an answer, too."""
+    monkeypatch.setattr("joex.store.task_connections._CHECK_EVERY", 0.2)
+    app = joex.App()
+
+    @app.task("talk", retries=1, retry_delay="0s")
+    async def talk(ctx):
+        async with ctx.connection() as connection:
+            await connection.fetchval("SELECT 1")
+            if ctx.attempt == 1:
+                proxy.freeze_links()
+
+    async with client_of(database_url) as client, executor_inside(app, proxy.url, pool_size=1):
+        job = await client.wait(await client.submit("talk"), timeout=PATIENCE)
+        assert job.state == "success"
+
+
+async def test_a_run_that_is_cancelled_while_its_silent_link_is_reset_leaves_its_slot_to_others(proxy, database_url):
+    app = joex.App()
+
+    @app.task("talk", timeout="1s", retries=0)
+    async def talk(ctx):
+        async with ctx.connection() as connection:
+            await connection.fetchval("SELECT 1")
+            proxy.freeze_links()
+
+    @app.task("quick", retries=0)
+    async def quick(ctx):
+        async with ctx.connection() as connection:
+            await connection.fetchval("SELECT 1")
+
+    async with client_of(database_url) as client, executor_inside(app, proxy.url, pool_size=1) as inside:
+        await inside.ended(await client.submit("talk"))
+        job = await client.wait(await client.submit("quick"), timeout=PATIENCE)
+        assert job.state == "success"
+
+
 async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypatch):
     monkeypatch.setattr("joex.store.task_connections._CHECK_EVERY", 0.05)
     app = joex.App()

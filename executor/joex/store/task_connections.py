@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from joex.errors import JoexError
-from joex.store.connection import Host, drop
+from joex.store.connection import BREAKS, Host, drop
 from joex.store.database import SERVICE_WITHIN, borrowed, connect, lent
 from joex.store.errors import translated
 from joex.store.statement import statement
@@ -43,12 +43,17 @@ class TaskConnections:
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[PoolConnectionProxy[Any]]:
         """A connection, for the time of a block."""
-        async with lent(self._pool) as connection:
-            self._lent.add(connection)
-            try:
+        connection = None
+        try:
+            async with lent(self._pool) as connection:
+                self._lent.add(connection)
                 yield connection
-            finally:
-                self._lent.discard(connection)
+        except BREAKS:
+            if connection is not None:  # it may be in its reset, for whose answer the pool would wait
+                drop(connection)
+            raise
+        finally:
+            self._lent.discard(connection)
 
     async def watch(self, pool: asyncpg.Pool[Any], url: str) -> None:
         """End connections with silent links, until cancelled.
