@@ -249,6 +249,41 @@ async def test_a_run_that_is_cancelled_while_its_silent_link_is_reset_leaves_its
         assert job.state == "success"
 
 
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_run_that_would_wait_for_a_second_connection_for_ever_fails(database_url, others):
+    """Each connection is held by a run that waits for one more: the last one of them gives way."""
+    app, held = joex.App(), asyncio.Barrier(1 + others)
+
+    @app.task("nested", retries=0)
+    async def nested(ctx):
+        async with ctx.connection():
+            await held.wait()
+            async with ctx.transaction():
+                pass
+
+    async with client_of(database_url) as client, executor_inside(app, database_url, pool_size=1 + others):
+        ids = [await client.submit("nested") for _ in range(1 + others)]
+        jobs = await client.wait_many(ids, timeout=PATIENCE)
+        assert sorted(job.state for job in jobs) == ["failed", *["success"] * others]
+        assert "but holds one already" in next(job.error for job in jobs if job.state == "failed")
+
+
+async def test_blocks_of_one_run_may_wait_for_each_others_connection(database_url):
+    app = joex.App()
+
+    @app.task("together", retries=0)
+    async def together(ctx):
+        async def one():
+            async with ctx.connection() as connection:
+                await connection.fetchval("SELECT pg_backend_pid()")
+
+        await asyncio.gather(one(), one(), one())
+
+    async with client_of(database_url) as client, executor_inside(app, database_url, pool_size=1):
+        job = await client.wait(await client.submit("together"), timeout=PATIENCE)
+        assert job.state == "success"
+
+
 async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypatch):
     monkeypatch.setattr("joex.store.task_connections._CHECK_EVERY", 0.05)
     app = joex.App()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from joex.errors import JoexError
+from joex.errors import ConfigError, JoexError
 from joex.store.connection import BREAKS, Host, drop
 from joex.store.database import SERVICE_WITHIN, borrowed, connect, lent
 from joex.store.errors import translated
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _CHECK_EVERY = 5.0
 _HELD = 8_000_000  # bytes of a statement that proxies and kernels on the way hold at most,
 _SLOWEST = 500_000  # and bytes a second with which they pass them on
+
+_NESTED = (
+    "this code waits for a connection, but holds one already, and so does the code that holds each other one: end the "
+    "block of ctx.connection() before ctx.transaction(), or use one connection for both"
+)
 
 _AT_WORK = statement("""
     SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND (state IS NULL OR state NOT LIKE 'idle%')
@@ -38,22 +43,33 @@ class TaskConnections:
 
     def __init__(self, pool: asyncpg.Pool[Any]) -> None:
         self._pool = pool
-        self._lent: set[PoolConnectionProxy[Any]] = set()
+        self._lent: dict[PoolConnectionProxy[Any], Any] = {}  # each with the asyncio task that has it
+        self._asking: set[Any] = set()  # the asyncio tasks that wait for a connection
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[PoolConnectionProxy[Any]]:
-        """A connection, for the time of a block."""
-        connection = None
+        """A connection, for the time of a block.
+
+        Raises:
+            ConfigError: each of them is held by a block in which its asyncio task waits for one more: that is for ever.
+        """
+        connection: Any = None
+        task = asyncio.current_task()
         try:
+            self._asking.add(task)
+            if len(self._lent) == self._pool.get_max_size() and self._asking.issuperset(self._lent.values()):
+                raise ConfigError(_NESTED)
             async with lent(self._pool) as connection:
-                self._lent.add(connection)
+                self._asking.discard(task)
+                self._lent[connection] = task
                 yield connection
         except BREAKS:
             if connection is not None:  # it may be in its reset, for whose answer the pool would wait
                 drop(connection)
             raise
         finally:
-            self._lent.discard(connection)
+            self._asking.discard(task)
+            self._lent.pop(connection, None)
 
     async def watch(self, pool: asyncpg.Pool[Any], url: str) -> None:
         """End connections with silent links, until cancelled.
