@@ -1225,6 +1225,32 @@ async def test_calls_whose_bodies_are_on_the_way_keep_no_place_from_others(clien
         half[1].close()
 
 
+async def test_any_number_of_calls_whose_bodies_are_on_the_way_keeps_no_probe_waiting(client, executor, monkeypatch):
+    """Each token may have a few dozen of them, but a few tokens together hold all connections that there are."""
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    coming = asyncio.Queue[None]()
+    body = bodies.JsonRequest.body
+
+    async def body_and_tell(request: Any) -> bytes:
+        coming.put_nowait(None)
+        return await body(request)
+
+    monkeypatch.setattr(bodies.JsonRequest, "body", body_and_tell)
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
+        head = "POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 13"
+        calls = []
+        for _ in range(3):
+            calls.append(await asyncio.open_connection(*address.split(":")))
+            calls[-1][1].write(f"{head}\r\n\r\n{{".encode())
+            await coming.get()
+        probes = [await asyncio.open_connection(*address.split(":")) for _ in range(2)]
+        assert b" 200 " in await probe(*probes[-1])
+        assert await ended(calls[0][0]), "the one that has begun first"
+        assert not [reader for reader, _ in calls[1:] if reader.at_eof()]
+        for _, writer in (*calls, *probes):
+            writer.close()
+
+
 async def test_a_call_whose_caller_hangs_up_in_its_body_is_no_error(client, executor, monkeypatch, caplog):
     judged = asyncio.Event()
     ended = asyncio.Event()

@@ -49,9 +49,10 @@ MOST_AHEAD = 10_000
 """Bytes of further requests that are read while one is being answered, to notice when its caller hangs up."""
 
 MOST_CONNECTIONS = 800
-"""Open connections. Beyond, each new one ends the one that has been idle for longest.
+"""Open connections. Beyond, each new one ends the one that has been idle for longest, or else of those whose bodies are
+on the way the one that began first.
 
-At most `joex.http.route.MOST_REQUESTS` are not idle: the others are left for probes, which come on new connections.
+At most `joex.http.route.MOST_REQUESTS` are neither: the others are left for probes, which come on new connections.
 """
 
 
@@ -94,7 +95,9 @@ class TimedProtocol(H11Protocol):
             return
         open_ones = [one for one in self.connections if isinstance(one, TimedProtocol) and not one.has_ended]
         if len(open_ones) > MOST_CONNECTIONS:
-            min((one for one in open_ones if one.is_idle()), key=lambda one: one.idle_since).end()
+            idle = [one for one in open_ones if one.is_idle() and one is not self]
+            coming = [one for one in open_ones if one.conn.their_state is h11.SEND_BODY]
+            min(idle or coming or [self], key=lambda one: one.idle_since).end()
 
     def data_received(self, data: bytes) -> None:
         """Go on, or change, or end the limit. A connection that is parting drops what comes."""
