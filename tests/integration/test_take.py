@@ -504,6 +504,22 @@ async def test_groups_at_their_limit_by_the_thousand_stop_nobody(bench):
         assert await bench.connection.fetchval(asked) is None
 
 
+async def test_a_take_that_brings_groups_to_their_limits_goes_round_the_ring_once(bench):
+    """Free slots that are left are no reason to pass over all groups at their limits once more."""
+    executor = await bench.executor()
+    for group in ("a", "b", "c"):
+        await stats.set_group(bench.connection, group, "default", max_running=1)
+    await submit_each(bench, a=3, b=3, c=3)
+    first, second, _ = await bench.take(executor, 10)
+    await bench.finish(first)
+    await bench.finish(second)
+    async with bench.connection.transaction():
+        await bench.connection.execute("SET LOCAL track_functions = 'pl'")
+        assert by_group(await bench.take(executor, 10)) == {first.group: 1, second.group: 1}
+        passes = "SELECT pg_stat_get_xact_function_calls('joex_private.choose'::regproc)"
+        assert await bench.connection.fetchval(passes) == 1
+
+
 @pytest.mark.parametrize("priorities", [["low"], ["high", "low"]], ids=["one priority", "both priorities"])
 async def test_groups_whose_jobs_are_locked_by_the_thousand_cost_a_few_passes_and_no_lock_but_of_what_is_taken(
     bench, another_connection, priorities

