@@ -86,22 +86,22 @@ class Logins:
     def __init__(self) -> None:
         self.refused: asyncpg.PostgresError | None = None
         """The answer to the latest login, if that was refused."""
+        self.refused_for = 0.0
+        """Seconds from the first of the latest refusals to the last one. (An outage after it is no refusal.)"""
         self._refused_since = 0.0
 
     def refuse(self, error: asyncpg.PostgresError) -> None:
         """A login was refused."""
+        now = time.monotonic()
         if self.refused is None:
-            self._refused_since = time.monotonic()
+            self._refused_since = now
         self.refused = error
+        self.refused_for = now - self._refused_since
 
     def accept(self) -> None:
         """A login was accepted."""
         self.refused = None
-
-    @property
-    def refused_for(self) -> float:
-        """Seconds since the first of the refusals, if all logins since then were refused."""
-        return 0.0 if self.refused is None else time.monotonic() - self._refused_since
+        self.refused_for = 0.0
 
 
 class Connector:
