@@ -14,6 +14,7 @@ from joex.config import Settings
 from joex.core.events import DatabaseTrouble, FellAsleep, Registered, RunStarted
 from joex.errors import ConfigError
 from joex.runtime import executor
+from joex.store.database import create_pool
 from tests.support.apps import AnyClient
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import EventLog, eventually
@@ -71,7 +72,7 @@ async def test_an_executor_of_which_one_login_was_refused_is_ready_again_though_
 ) -> None:
     """A burst needs one more session: the others stay, and serve all that comes after it."""
     monkeypatch.setattr(executor, "_TRY_LOGIN_EVERY", 0.1)
-    pools, create_pool = [], executor.create_pool
+    pools = []
 
     async def noted(*given: Any, **named: Any) -> Any:
         pools.append(await create_pool(*given, **{**named, "most": 10}))
