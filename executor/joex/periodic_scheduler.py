@@ -115,9 +115,9 @@ class PeriodicScheduler:
             try:
                 sleep = await self._round()
                 trouble.over()
+                rested = max(rested, began) + (clock() - began) / self._share
             except (JoexError, OSError) as error:
-                sleep = trouble.failed(error)
-            rested = max(rested, began) + (clock() - began) / self._share
+                sleep = trouble.failed(error)  # (a rest of its own, which a wake ends: the database is back)
             await asyncio.sleep(rested - clock() - _REST_AHEAD)
             with suppress(TimeoutError):
                 async with asyncio.timeout(sleep):

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from copy import copy
 from datetime import datetime
 from functools import partial
@@ -214,12 +214,16 @@ class Database:
             return self._pool
 
     async def _prepare(self) -> None:
-        within = _MIGRATE_WITHIN if self._migrate else _USED_FOR
-        connection = await connect(self.url, name="joex operator", within=within)
+        connection = await connect(self.url, name="joex operator", within=_USED_FOR)
         try:
-            if not self._migrate:
+            with suppress(SchemaError) if self._migrate else nullcontext():
                 await check_schema(connection)
-                return
+        finally:
+            connection.terminate()
+        if not self._migrate:
+            return
+        connection = await connect(self.url, name="joex operator", within=_MIGRATE_WITHIN)
+        try:
             for name in await migrate(connection, tell=_log.warning):
                 _log.info("applied the migration %s", name)
         finally:
