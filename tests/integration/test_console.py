@@ -1315,7 +1315,7 @@ async def test_a_stranger_learns_nothing_of_the_database_while_it_is_away(browse
             await console.post("/sign-in", data={"token": made_up}, headers=HERE),
         ):
             assert answer.status_code == 503
-            assert "the database does not answer" in answer.text
+            assert "the database does not answer, so Joex can't check the token" in unescape(answer.text)
             assert not re.search("shop|127", answer.text)
 
 

@@ -29,11 +29,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from joex.console.views import AWAY, Views
 from joex.core import access
-from joex.errors import DatabaseUnavailable
 from joex.http.auth import authority_of, why_not_local
 from joex.http.caller import OWNER, Caller, refuse_if_gone, refuse_if_revoked
 from joex.http.connection_shares import Holder, holding_as, judged_by
-from joex.http.errors import RETRY_AFTER
+from joex.http.errors import RETRY_AFTER, Unjudged
 from joex.http.slow_callers import until_read
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
@@ -109,7 +108,7 @@ class Callers:
         """The caller; None: it has not signed in; a text: why it is refused.
 
         Raises:
-            DatabaseUnavailable: Joex can't judge the token (see `joex.http.tokens.Tokens.find`).
+            Unjudged: see `joex.http.tokens.Tokens.find`.
         """
         if names := headers.getlist(self._who.user_header):
             if not self._is_proxy(scope):
@@ -217,7 +216,7 @@ class SignIn:
             return None
         try:
             caller = await self._callers.identify(scope, headers)
-        except DatabaseUnavailable as error:
+        except Unjudged as error:
             return self._views.error(scope, 503, str(error), RETRY_AFTER, AWAY)
         if isinstance(caller, str):
             return self._views.error(scope, 403, caller)

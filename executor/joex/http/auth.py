@@ -21,10 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from joex.errors import DatabaseUnavailable
 from joex.http.caller import OWNER, Caller, refuse_if_revoked
 from joex.http.connection_shares import Holder, holding_as, judged_by
-from joex.http.errors import RETRY_AFTER, problem
+from joex.http.errors import RETRY_AFTER, Unjudged, problem
 from joex.http.peer import is_own_user
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
@@ -100,7 +99,7 @@ class AuthMiddleware:
             return OWNER
         try:
             caller = await self._tokens.find(token)
-        except DatabaseUnavailable as error:
+        except Unjudged as error:
             return problem(503, str(error), RETRY_AFTER)
         scope["state"][ASK_AGAIN] = partial(self._tokens.find, token)
         unknown = "the token of this call ('Authorization: Bearer ...') is unknown, expired or revoked"

@@ -45,6 +45,10 @@ Answers: TypeAlias = dict[int | str, dict[str, Any]]
 """The documentation of answers, by their status."""
 
 
+class Unjudged(DatabaseUnavailable):
+    """Joex can't judge a token now. The caller may be a stranger: the message names no server, role or database."""
+
+
 class Problem(BaseModel):
     """Why a call failed."""
 
@@ -61,7 +65,7 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
 def told(error: Exception, caller: object) -> str:
     """What an error says to a `Caller`. The owner alone learns where the database is, and what it says."""
     is_owner = getattr(caller, "name", None) == OWNER
-    if isinstance(error, Locked) or (is_owner and isinstance(error, JoexError)):
+    if isinstance(error, Locked | Unjudged) or (is_owner and isinstance(error, JoexError)):
         return str(error)
     return next((text for kind, text in _TO_OTHERS.items() if isinstance(error, kind)), "internal error: see the log")
 

@@ -12,6 +12,7 @@ from joex.core.access import Scope
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.http.caller import Caller
 from joex.http.connection_shares import holding_as
+from joex.http.errors import Unjudged
 from joex.store import tokens
 
 KEPT_FOR = 2.0
@@ -44,8 +45,7 @@ class Tokens:
         """The caller with this token; None: the token is unknown, expired or revoked.
 
         Raises:
-            DatabaseUnavailable: Joex can't judge the token, because the database does not answer, or refuses Joex. The
-                caller may be a stranger, so the message names no server, no role and no database.
+            Unjudged: the database does not answer, or refuses Joex.
         """
         if not _FORM.fullmatch(token):
             return None
@@ -69,10 +69,10 @@ class Tokens:
                 async with self._client.using() as connection:
                     found = await tokens.find(connection, digest)
         except DatabaseUnavailable as error:
-            raise DatabaseUnavailable("the database does not answer, so Joex can't check the token") from error
+            raise Unjudged("the database does not answer, so Joex can't check the token") from error
         except ConfigError as error:
             wrong = "Joex's database URL, role or schema is wrong, so it can't check the token"
-            raise DatabaseUnavailable(wrong) from error
+            raise Unjudged(wrong) from error
         self._known.pop(digest, None)
         while self._known and next(iter(self._known.values()))[1] + _REMEMBERED_FOR < asked_at:
             del self._known[next(iter(self._known))]
