@@ -272,8 +272,7 @@ class Runner:
         task = run.task = self._app.get(job.task)
         if task is None:
             # Another version of the app may know it: retry the job, until its retries are used up.
-            known = ", ".join(self._app.names) or "none"
-            return Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor; it knows: {known}")
+            return Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor")
         if self._caller.is_in_process(task):
             run.args_text = args
         else:
