@@ -7,7 +7,6 @@ from weakref import WeakValueDictionary
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
@@ -16,12 +15,13 @@ from starlette.staticfiles import StaticFiles
 from joex.client.client import Client
 from joex.console import executors, groups, jobs, metrics, periodic, pools, queues, session, simulate
 from joex.console.acts import BulkActs
-from joex.console.calls import Console, Needs
+from joex.console.calls import Console
 from joex.console.pace import Pace
 from joex.console.sign_in import Access, Callers, SignIn
 from joex.console.snapshot import Snapshots
 from joex.console.views import AWAY, Views
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
+from joex.http.caller import needs_of
 from joex.http.dependencies import refuse_repeated_parameters
 from joex.http.errors import RETRY_AFTER, told
 from joex.http.route import together
@@ -34,14 +34,7 @@ ROUTERS = (
     queues.routes, groups.routes, jobs.routes, executors.routes, pools.routes, periodic.routes, simulate.routes,
     session.routes, metrics.routes,
 )  # fmt: skip
-
-
-def _check_needs(route: APIRoute) -> None:
-    if sum(isinstance(one.dependency, Needs) for one in route.dependencies) != 1:
-        raise RuntimeError(f"the route {route.path} must declare its scope, once: dependencies=[needs(...)]")
-
-
-_ALL = together(ROUTERS, _check_needs, dependencies=[Depends(refuse_repeated_parameters)])
+_ALL = together(ROUTERS, needs_of, dependencies=[Depends(refuse_repeated_parameters)])
 
 
 def create_console(client: Client, access: Access | None = None) -> FastAPI:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 from urllib.parse import parse_qsl
 from weakref import WeakValueDictionary
 
-from fastapi import Depends, HTTPException, Query, Request, params, status
+from fastapi import Depends, HTTPException, Query, Request, status
 from fastapi.responses import RedirectResponse
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -25,8 +25,7 @@ from joex.console.sign_in import Callers, path_of
 from joex.console.snapshot import Snapshot, Snapshots
 from joex.console.views import Views
 from joex.console.views import params as query_of
-from joex.core.access import Scope
-from joex.http.caller import Caller, caller_of, refuse_if_revoked
+from joex.http.caller import Caller, refuse_if_revoked
 from joex.http.dependencies import refuse_repeated
 from joex.http.state import CALLER
 from joex.http.turns import Line
@@ -73,47 +72,6 @@ async def _console(request: Request) -> Console:
 
 
 TheConsole = Annotated[Console, Depends(_console)]
-TheCaller = Annotated[Caller, Depends(caller_of)]
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The dependency of a route that needs a scope; None: it serves also callers who have not signed in.
-
-    ``whole_system``: the route shows or changes what belongs to no group and no queue, so it refuses bound callers.
-    """
-
-    scope: Scope | None
-    whole_system: bool = False
-
-    async def __call__(self, request: Request) -> None:
-        """Refuse a caller that lacks the scope, or is bound.
-
-        Raises:
-            HTTPException: 403.
-        """
-        if self.scope is None:
-            return
-        caller = await caller_of(request)
-        if self.scope not in caller.scopes:
-            refuse(f"This needs the scope {self.scope}, which {caller.name} does not have.")
-        if self.whole_system and caller.bounds.are_set:
-            refuse(f"This concerns the whole system; {caller.name} is bound to groups or queues.")
-
-
-def needs(scope: Scope | None, *, whole_system: bool = False) -> params.Depends:
-    """Declare which scope a route needs."""
-    declared: params.Depends = Depends(Needs(scope, whole_system))
-    return declared
-
-
-def refuse(detail: str) -> NoReturn:
-    """Refuse a call.
-
-    Raises:
-        HTTPException: 403.
-    """
-    raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
 
 
 def not_found(detail: str) -> NoReturn:

@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from joex.console.calls import Done, TheCaller, TheConsole, TheForm, needs, not_found, to
+from joex.console.calls import Done, TheConsole, TheForm, not_found, to
 from joex.core.access import Scope
+from joex.http.caller import TheCaller, needs
 from joex.http.dependencies import TheTurn
 from joex.store import executors, stats
 

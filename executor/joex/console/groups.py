@@ -10,10 +10,10 @@ from fastapi import APIRouter, HTTPException, Request, status
 from starlette.responses import Response
 
 from joex.client.explain import Reason
-from joex.console.calls import Console, Done, Text, TheCaller, TheConsole, TheForm, needs, not_found, refuse, to
+from joex.console.calls import Console, Done, Text, TheConsole, TheForm, not_found, to
 from joex.console.standings import Group, Queue, Standing
 from joex.core.access import Scope
-from joex.http.caller import Caller
+from joex.http.caller import Caller, TheCaller, needs
 from joex.http.dependencies import TheTurn
 from joex.http.visible import WhyNot, visible_reasons
 from joex.store import jobs
@@ -81,8 +81,8 @@ async def set_group(console: TheConsole, caller: TheCaller, request: Request, fo
     of_queue = snapshot.queues.get(queue)
     # (An old one does not tell what is so already.)
     wish = _wish(form, None if of_queue is None or why_old is not None else of_queue.group(group))
-    if caller.groups is not None and (wish.weight is not None or wish.max_running is not None):
-        refuse(f"A weight or a limit concerns other groups too, and {caller.name} is bound to groups.")
+    if wish.weight is not None or wish.max_running is not None:
+        caller.check_all_groups("a weight or a limit")
     if wish.is_any:
         async with turn as connection:
             await console.client.groups.set(

@@ -18,12 +18,12 @@ from starlette.responses import Response
 from joex.client.explain import Reason
 from joex.client.options import FINAL
 from joex.console.acts import ACTS, MOST_RUNNING, BulkAct
-from joex.console.calls import Done, Storable, Text, TheCaller, TheConsole, TheForm, needs, not_found, to, way_back
+from joex.console.calls import Done, Storable, Text, TheConsole, TheForm, not_found, to, way_back
 from joex.console.views import MOST_SHOWN
 from joex.core.access import Scope
 from joex.core.duration import span
 from joex.core.job import State
-from joex.http.caller import Caller, still_valid
+from joex.http.caller import Caller, TheCaller, needs, still_valid
 from joex.http.dependencies import TheTurn
 from joex.http.visible import visible_reasons
 from joex.store import jobs, stats

@@ -9,10 +9,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from joex.console.calls import TheCaller, TheConsole, needs
+from joex.console.calls import TheConsole
 from joex.console.snapshot import Snapshot
 from joex.console.standings import Queue
 from joex.core.access import Scope
+from joex.http.caller import TheCaller, needs
 from joex.observe import page
 from joex.observe.queue_gauges import OF_QUEUES, STATES, bounded
 from joex.store.stats import QueueStats

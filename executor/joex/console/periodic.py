@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from joex.client.periodic import TimerCheck, check_timer
-from joex.console.calls import Done, TheCaller, TheConsole, TheForm, needs, not_found, to, way_back
+from joex.console.calls import Done, TheConsole, TheForm, not_found, to, way_back
 from joex.console.views import params
 from joex.core.access import Scope
 from joex.errors import InvalidJob
-from joex.http.caller import Caller
+from joex.http.caller import Caller, TheCaller, needs
 from joex.http.dependencies import TheTurn
 from joex.store import stats
 from joex.store.bounded import NOTHING

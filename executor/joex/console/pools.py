@@ -10,8 +10,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from joex.console.calls import Text, TheConsole, needs, not_found
+from joex.console.calls import Text, TheConsole, not_found
 from joex.core.access import Scope
+from joex.http.caller import needs
 from joex.store import pools, stats
 from joex.store.pools import PoolStep
 

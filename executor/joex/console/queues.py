@@ -12,21 +12,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query, Request, status
 from starlette.responses import Response
 
-from joex.console.calls import (
-    Text,
-    TheCaller,
-    TheConsole,
-    TheForm,
-    needs,
-    not_found,
-    refuse,
-    to,
-    way_back,
-)
+from joex.console.calls import Text, TheConsole, TheForm, not_found, to, way_back
 from joex.console.snapshot import Snapshot
 from joex.console.standings import Group, Queue, Standing
 from joex.console.views import params, plural
 from joex.core.access import Scope
+from joex.http.caller import TheCaller, needs
 from joex.http.dependencies import TheTurn
 
 routes = APIRouter()
@@ -111,8 +102,7 @@ async def set_queue(  # noqa: PLR0917 - the form, and the page that it is on
     named, paused = form.get("queue", ""), {"yes": True, "no": False}.get(form.get("paused", ""))
     if not named or paused is None:
         raise HTTPException(status.HTTP_400_BAD_REQUEST, "queue, paused: expected a queue, and yes or no.")
-    if caller.groups is not None:
-        refuse(f"A pause concerns other groups too, and {caller.name} is bound to groups.")
+    caller.check_all_groups("a pause")
     if not caller.bounds.holds(named, ""):
         not_found(f"There is no queue {named!r}.")
     async with turn as connection:

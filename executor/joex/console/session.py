@@ -7,19 +7,20 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
-from joex.console.calls import TheConsole, TheForm, needs, to
+from joex.console.calls import TheConsole, TheForm, to
 from joex.console.sign_in import SIGN_IN, SIGN_OUT, cookie, own_path
+from joex.http.caller import needs
 
 routes = APIRouter()
 
 
-@routes.get(SIGN_IN, dependencies=[needs(None)])
+@routes.get(SIGN_IN, dependencies=[needs()])
 async def sign_in_form(console: TheConsole, request: Request, to: Annotated[str, Query()] = "/") -> Response:
     """Ask for a token."""
     return console.views.page(request, "sign_in.html", to=own_path(to), is_wrong=False)
 
 
-@routes.post(SIGN_IN, dependencies=[needs(None)])
+@routes.post(SIGN_IN, dependencies=[needs()])
 async def sign_in(console: TheConsole, request: Request, form: TheForm) -> Response:
     """Exchange a token for a cookie."""
     token, path = form.get("token", "").strip(), own_path(form.get("to", "/"))
@@ -31,7 +32,7 @@ async def sign_in(console: TheConsole, request: Request, form: TheForm) -> Respo
     return answer
 
 
-@routes.post(SIGN_OUT, dependencies=[needs(None)])
+@routes.post(SIGN_OUT, dependencies=[needs()])
 async def sign_out(request: Request) -> Response:
     """Forget the token."""
     answer = to(request, SIGN_IN)
@@ -39,7 +40,7 @@ async def sign_out(request: Request) -> Response:
     return answer
 
 
-@routes.get("/healthz", dependencies=[needs(None)])
+@routes.get("/healthz", dependencies=[needs()])
 async def healthz() -> Response:
     """Answer a probe: this process serves, also while the database is away."""
     return PlainTextResponse("ok\n")

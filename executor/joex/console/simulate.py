@@ -22,11 +22,11 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, status
 from pydantic_core import from_json, to_json
 from starlette.responses import PlainTextResponse, Response
 
-from joex.console.calls import Console, Storable, TheCaller, TheConsole, needs
+from joex.console.calls import Console, Storable, TheConsole
 from joex.console.views import params
 from joex.core.access import Scope
 from joex.core.trace import TracedJob
-from joex.http.caller import refuse_if_revoked
+from joex.http.caller import TheCaller, needs, refuse_if_revoked
 from joex.http.disconnect import unless_disconnected
 from joex.store import stats
 from joex.store.trace import traced

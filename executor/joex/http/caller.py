@@ -1,7 +1,7 @@
 """Who calls, and what the call may do: each route declares the scopes that it needs.
 
-`joex.http.auth` finds out who calls, before all routes. A route declares its scopes as a dependency, ``needs(...)``,
-and `joex.http.route.Route` judges by them; `joex.http.api.create_api` refuses to serve a route that does not.
+`joex.http.auth`, or `joex.console.sign_in`, finds out who calls, before all routes. A route declares its scopes as a
+dependency, ``needs(...)``, which judges; no route is served that does not.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class Caller:
         return f"{'user' if self.is_user else 'token'} {self.name}"
 
     @property
+    def shown(self) -> str:
+        """As messages name it."""
+        return f"the {'user' if self.is_user else 'token'} {self.name!r}"
+
+    @property
     def tenant(self) -> Hashable:
         """As `key`, but one for all tokens with the same bounds: a tenant has two of them while it replaces one."""
         bounds = self.groups and frozenset(self.groups), self.queues and frozenset(self.queues)
@@ -70,6 +75,16 @@ class Caller:
         if self.queues is not None and queue not in self.queues:
             self._refuse(f"{at}{of_queue}", "queues", self.queues, queue)
 
+    def check_all_groups(self, what: str) -> None:
+        """Refuse a change that concerns all groups of a queue to a caller that is bound to groups.
+
+        Raises:
+            HTTPException: 403.
+        """
+        if self.groups is not None:
+            detail = f"{what} concerns other groups too, and {self.shown} is bound to groups"
+            raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
+
     def check_own_name(self, field: str, name: Any, queue: str, group: str) -> None:
         """Refuse to give a name that all tenants share, unless it is one of the caller's group (or queue).
 
@@ -84,7 +99,7 @@ class Caller:
         own = queue if self.groups is None else group
         if not is_own_id(name, own):
             detail = (
-                f"{field}: all tenants share these names: with the token {self.name!r}, give it as '{cut(own)}/NAME', "
+                f"{field}: all tenants share these names: with {self.shown}, give it as '{cut(own)}/NAME', "
                 "where NAME has no slash"
             )
             raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
@@ -93,7 +108,7 @@ class Caller:
         shown = ", ".join([*map(cut, names[:_MOST_SHOWN]), *(["..."] if len(names) > _MOST_SHOWN else [])])
         raise HTTPException(
             status.HTTP_403_FORBIDDEN,
-            f"{field}: the token {self.name!r} is bound to the {kind} {shown}; got {cut(given)!r}",
+            f"{field}: {self.shown} is bound to the {kind} {shown}; got {cut(given)!r}",
         )
 
     @property
@@ -110,19 +125,23 @@ OWNER = Caller(tokens.OWNER, frozenset(Scope))
 class Needs:
     """The dependency of a route that needs one of these scopes; none: every caller is served.
 
-    ``whole_system``: the route shows or changes what belongs to no group and no queue, so it refuses bound tokens.
+    ``whole_system``: the route shows or changes what belongs to no group and no queue, so it refuses bound callers.
     """
 
     scopes: tuple[Scope, ...]
     whole_system: bool = False
 
-    async def __call__(self) -> None:
-        """Nothing: the dependencies of a route are called when its body has been read and parsed."""
+    async def __call__(self, request: Request) -> None:
+        """As `judge`: FastAPI calls the dependencies of a route when it has read and parsed its body."""
+        await self.judge(request)
 
     async def judge(self, request: Request) -> None:
         """Refuse a caller that has none of these scopes, or that is bound and asks for the whole system.
 
         `joex.http.route` calls this before the body is read.
+
+        Raises:
+            HTTPException: 403.
         """
         if not self.scopes:
             return
@@ -131,14 +150,14 @@ class Needs:
             wanted = " or ".join(self.scopes)
             has = ", ".join(scope for scope in Scope if scope in caller.scopes)
             raise HTTPException(
-                status.HTTP_403_FORBIDDEN, f"this call needs the scope {wanted}; the token {caller.name!r} has {has}"
+                status.HTTP_403_FORBIDDEN, f"this call needs the scope {wanted}; {caller.shown} has {has}"
             )
         if self.whole_system:
             refuse_if_bound(caller)
 
 
 def refuse_if_bound(caller: Caller) -> None:
-    """Refuse a bound token.
+    """Refuse a bound caller.
 
     Raises:
         HTTPException: 403.
@@ -146,7 +165,7 @@ def refuse_if_bound(caller: Caller) -> None:
     if caller.bounds.are_set:
         raise HTTPException(
             status.HTTP_403_FORBIDDEN,
-            f"this call concerns the whole system; the token {caller.name!r} is bound to groups or queues",
+            f"this call concerns the whole system; {caller.shown} is bound to groups or queues",
         )
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, HTTPException, Path, Query, status
+from fastapi import APIRouter, Path, Query
 
 from joex.core.access import Scope
 from joex.core.job import State
@@ -150,9 +150,7 @@ async def set_queue(caller: TheCaller, turn: TheTurn, queue: Annotated[Name, Pat
 
     A token that is bound to groups may not, because that concerns others too.
     """
-    if caller.groups is not None:
-        detail = f"queue: a pause concerns other groups too, and the token {caller.name!r} is bound to groups"
-        raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
+    caller.check_all_groups("queue: a pause")
     caller.check_place(queue, "default")
     async with turn as connection:
         await stats.set_queue(connection, queue, paused=body.paused)
@@ -179,9 +177,8 @@ async def set_group(caller: TheCaller, turn: TheTurn, group: Annotated[Name, Pat
     """
     caller.check_place(body.queue, group)
     for name in ("weight", "max_running", "max_waiting"):
-        if caller.groups is not None and name in body.model_fields_set:
-            detail = f"{name}: it concerns other groups too, and the token {caller.name!r} is bound to groups"
-            raise HTTPException(status.HTTP_403_FORBIDDEN, detail)
+        if name in body.model_fields_set:
+            caller.check_all_groups(f"{name}: it")
     async with turn as connection:
         await stats.set_group(connection, group, body.queue, weight=body.weight, paused=body.paused, **body.limits)
     return Done(f"the settings of group {group!r} in queue {body.queue!r} are changed")
