@@ -61,6 +61,8 @@ class Up:
         self._cwd.mkdir()
         (self._cwd / FILE).write_text(POOL)
         self._ready = asyncio.Event()
+        self.replicas: set[str] = set()
+        """The executors that it has added and not removed, by its events."""
         self._parent_watch = ParentWatch()
 
     async def __aenter__(self) -> Self:
@@ -111,7 +113,13 @@ class Up:
         """Pass on its events, until it exits."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
-            self._tell(json.loads(line))
+            event: Event = json.loads(line)
+            named = event["message"].partition(":")[0].split(", ")
+            if event["reason"] == "Added":
+                self.replicas.update(named)
+            elif event["reason"] == "Removed":
+                self.replicas.difference_update(named)
+            self._tell(event)
             self._ready.set()
         await self._process.wait()
 

@@ -87,7 +87,7 @@ class Story:
             await self._see_it_come_back(kill)
         await self._until(lambda now: now.ended == self._all_jobs)
         self._stage.tell("all jobs are done, so the pool shrinks")
-        await self._until(lambda now: not now.living)
+        await self._until(lambda now: not now.living and not self._up.replicas)
         return kill
 
     async def _open_the_pool(self) -> None:
