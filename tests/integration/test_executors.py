@@ -1123,29 +1123,46 @@ async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_an
         )
         for one in ids
     ]  # fmt: skip
-    for claims in ("joex_private.rescue_claims", "joex_private.overdue_claims"):
-        assert await executors.claim(bench.connection, claims, 30.0)
-    tasks = [asyncio.create_task(one.do()) for one in fleet]
+
+    async def claim():
+        await bench.connection.execute(
+            "SELECT setval(claims, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 60000000) "
+            "FROM unnest(ARRAY['joex_private.rescue_claims', 'joex_private.overdue_claims']::regclass[]) AS claims"
+        )
 
     async def beaten():
-        """All have done what is due, at least once from now on."""
+        """All have done what is due, at least three times from now on, while an executor has both claims."""
         before = begun.copy()
 
-        async def have_checked(times):
+        async def have_checked():
+            await claim()  # again and again: however long this takes, no claim ends meanwhile
             for one in fleet:
                 one.has_beaten()
-            return all(begun[f"check_runs {one}"] >= before[f"check_runs {one}"] + times for one in ids)
+            return all(begun[f"check_runs {one}"] >= before[f"check_runs {one}"] + 3 for one in ids)
 
-        await eventually(lambda: have_checked(3))
+        await eventually(have_checked)
 
+    async def have_claimed():
+        for one in fleet:
+            one.has_beaten()
+        return begun["rescue"] and begun["recover_overdue"]
+
+    await claim()
+    tasks = [asyncio.create_task(one.do()) for one in fleet]
     await beaten()
     assert begun["rescue"] == begun["recover_overdue"] == 0
+    ended = await bench.connection.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
     await bench.connection.execute(
         "SELECT setval('joex_private.rescue_claims', 1), setval('joex_private.overdue_claims', 1)"
     )
+    await eventually(have_claimed)
+    latest = await bench.connection.fetchrow(
+        "SELECT pg_sequence_last_value('joex_private.rescue_claims'), "
+        "pg_sequence_last_value('joex_private.overdue_claims')"
+    )
+    assert min(latest) >= ended + 30_000_000
     await beaten()
     done = begun["rescue"], begun["recover_overdue"]
-    assert min(done) > 0
     await beaten()
     assert (begun["rescue"], begun["recover_overdue"]) == done
     for task in tasks:
