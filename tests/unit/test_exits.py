@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from joex.cli.sigterm import TOLD_TO_END
 from joex.runtime.lease import EXIT_CODE
 from tests.support.waiting import PATIENCE
 
@@ -56,3 +57,16 @@ def test_an_executor_whose_lease_is_over_says_why_it_exits(how):
     said = os.read(reader, 4096)
     os.close(reader)
     assert b"react to being interrupted" in said
+
+
+def test_a_command_that_sigterm_ends_says_so_by_its_exit_code_though_a_thread_remains():
+    command = f"""
+import joex.cli, sys, threading
+joex.cli._THREADS_END_WITHIN = 0
+def app(**_):
+    threading.Thread(target=threading.Event().wait).start()
+    sys.exit({TOLD_TO_END})
+joex.cli.run("joex", "__main__:app")
+"""
+    done = subprocess.run([sys.executable, "-c", command], timeout=PATIENCE, check=False, capture_output=True)
+    assert (done.returncode, b"without their end" in done.stderr) == (TOLD_TO_END, True), done.stderr

@@ -58,6 +58,9 @@ def run(name: str, app: str) -> None:
     code = FAILED
     try:
         code = call(name, sys.argv[1:], app)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else code
+        raise
     finally:
         gc.freeze()
         threads = sys.modules["threading"].enumerate() if "threading" in sys.modules else []
