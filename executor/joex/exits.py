@@ -6,9 +6,15 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import asyncio
 
 _SAY_WITHIN = 0.5  # seconds
+
+left_tasks: list[asyncio.Task[Any]] = []
+"""The asyncio tasks that did not end with their loop. (Kept, because their code may go on when Python frees them.)"""
 
 
 def exit_at_once(code: int, why: str) -> NoReturn:

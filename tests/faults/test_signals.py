@@ -69,17 +69,18 @@ async def test_a_second_sigterm_ends_an_executor_whose_task_does_not_react_and_i
     assert await effects.overlapping() == []
 
 
-async def test_threads_that_a_task_has_left_keep_its_executor_neither_from_its_end_nor_from_a_new_registration(
-    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+@pytest.mark.parametrize("task", ["threads.left", "tasks.left"])
+async def test_what_a_task_has_left_keeps_its_executor_neither_from_its_end_nor_from_a_new_registration(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection, task: str
 ) -> None:
     """The code in ``asyncio.to_thread`` goes on when its task is over, and nothing can end it."""
     executor = await executors.start("one", processes=True)
-    assert await effects.all_finished([await client.submit("threads.left")]) == {"success": 1}
+    assert await effects.all_finished([await client.submit(task)]) == {"success": 1}
     await connection.execute("SELECT joex_private.end_executor(id, 'dead', 5) FROM joex_private.executor")
     await executors.registered(executor)
     executor.terminate()
     assert await executor.exited() == 0
-    assert "joex: threads that tasks have left still run" in executor.log
+    assert "that tasks have left still run" in executor.log
     assert await connection.fetchval("SELECT count(*) FROM joex_private.executor WHERE left_at IS NULL") == 0
 
 

@@ -334,6 +334,22 @@ async def leave_threads(ctx: joex.Context) -> None:
         loop.run_in_executor(None, threading.Event().wait)
 
 
+@app.task("tasks.left")
+async def leave_asyncio_task(ctx: joex.Context) -> None:
+    """Leaves an asyncio task that never ends, whatever it is told."""
+
+    async def stay() -> None:
+        while True:
+            with suppress(BaseException):
+                await asyncio.sleep(3600)
+
+    _left.append(asyncio.create_task(stay()))
+    await asyncio.sleep(0)
+
+
+_left: list[asyncio.Task[None]] = []
+
+
 # How the tasks write.
 
 

@@ -63,25 +63,28 @@ def run(name: str, app: str) -> None:
         raise
     finally:
         gc.freeze()
-        threads = sys.modules["threading"].enumerate() if "threading" in sys.modules else []
-        if sum(not one.daemon for one in threads) > 1:  # the first one is this one
-            _end_without_threads(code)
+        _end_without_what_is_left(code)
     sys.exit(code)
 
 
-def _end_without_threads(code: int) -> None:
-    """Exit in a few seconds, even if the code of tasks has left threads: Python would wait for their end."""
+def _end_without_what_is_left(code: int) -> None:
+    """Exit in a few seconds, even if tasks have left threads or asyncio tasks: Python would wait for their end."""
+    threads = sys.modules["threading"].enumerate() if "threading" in sys.modules else []
+    tasks = sys.modules["joex.exits"].left_tasks if "joex.exits" in sys.modules else []
+    if sum(not one.daemon for one in threads) <= 1 and not tasks:  # the first one is this one
+        return
     from functools import partial  # noqa: PLC0415 - few commands have threads
     from threading import Timer  # noqa: PLC0415
 
     from joex.exits import exit_at_once  # noqa: PLC0415
 
-    why = "threads that tasks have left still run; exiting without their end"
-    timer = Timer(_THREADS_END_WITHIN, partial(exit_at_once, code, why))
+    kind = "asyncio tasks" if tasks else "threads"
+    end = partial(exit_at_once, code, f"{kind} that tasks have left still run; exiting without their end")
+    timer = Timer(_THREADS_END_WITHIN, end)
     timer.daemon = True
     with suppress(RuntimeError):  # there is no room for another thread
         timer.start()
-    atexit.register(timer.cancel)  # Python calls it once the threads have ended
+    atexit.register(end if tasks else timer.cancel)  # Python calls it once the threads have ended
 
 
 def call(name: str, arguments: Sequence[str], app: str = "joex.cli.app:app") -> int:

@@ -6,11 +6,11 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from joex.config import Settings, load_settings
 from joex.core.lease import Lease
 from joex.errors import ConfigError, JoexError
 from joex.event_loop import new_event_loop
+from joex.exits import left_tasks
 from joex.http.certificate import Certificate, certificate_of
 from joex.http.connection_shares import MOST, SharingClient
 from joex.http.listening import address_of, listen
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("joex")
 _MOST_NAMED = 5
 _CLOSE_WITHIN = 2.0
+_TASKS_END_WITHIN = 3.0  # seconds
 _HTTP_WITHIN = 30.0  # seconds for a statement, as a client has by default
 _COLLECT_AFTER = 5_000  # objects created and not yet freed: seven times Python's default, and still little memory
 _OF_A_RUN = 25  # objects
@@ -66,15 +68,26 @@ def executor(
     # theirs at once, hence a threshold by slots. (Set before the app is loaded, because the app may know a better one.)
     gc.set_threshold(max(_COLLECT_AFTER, _OF_A_RUN * settings.pool_size))
     tasks = load_app(app)
-    with database(settings.url) as url, asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with database(settings.url) as url:
+        _run_on_a_loop(_run(tasks, settings, url, [sys.executable, "-m", "joex.cli.process_server", app]))
+
+
+def _run_on_a_loop(running: Coroutine[Any, Any, None]) -> None:
+    """Run this on an event loop. What tasks have left there gets a few seconds to end."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         loop = runner.get_loop()
         loop.set_default_executor(_LeftThreads(thread_name_prefix="asyncio"))
-        main = loop.create_task(_run(tasks, settings, url, [sys.executable, "-m", "joex.cli.process_server", app]))
+        main = loop.create_task(running)
         while not main.done():
             # Of an asyncio task that a run has started: that run fails, but the exception leaves the loop, too.
             with suppress(SystemExit):
-                loop.run_until_complete(main)
-        main.result()
+                loop.run_until_complete(asyncio.wait([main]))
+        left = asyncio.all_tasks(loop)
+        loop.call_later(_TASKS_END_WITHIN, loop.stop)
+        with suppress(RuntimeError, SystemExit):  # the loop has stopped before they had ended; one has raised
+            runner.close()
+        left_tasks.extend(task for task in left if not task.done())
+    main.result()
 
 
 class _LeftThreads(ThreadPoolExecutor):
