@@ -87,20 +87,24 @@ class Logins:
         self.refused: asyncpg.PostgresError | None = None
         """The answer to the latest login, if that was refused."""
         self.refused_for = 0.0
-        """Seconds from the first of the latest refusals to the last one. (An outage after it is no refusal.)"""
-        self._refused_since = 0.0
+        """Seconds from the first of the latest refusals to the last one. (An outage is none: it begins them anew.)"""
+        self._refused_since: float | None = None
 
     def refuse(self, error: asyncpg.PostgresError) -> None:
         """A login was refused."""
         now = time.monotonic()
-        if self.refused is None:
+        if self._refused_since is None:
             self._refused_since = now
         self.refused = error
         self.refused_for = now - self._refused_since
 
+    def miss(self) -> None:
+        """No server answered a login."""
+        self._refused_since = None
+
     def accept(self) -> None:
         """A login was accepted."""
-        self.refused = None
+        self.refused = self._refused_since = None
         self.refused_for = 0.0
 
 
@@ -155,6 +159,7 @@ class Connector:
         try:
             return await _first((self._server, *self._hosts), self._hosts, self._connected_to, until)
         except _NoneAnswers as none:
+            self._logins.miss()
             told = "; ".join(f"{self._place(host)}: {reason(error)}" for host, error in none.failures)
             # (Callers distinguish a timeout from a failure.)
             kind = TimeoutError if isinstance(none.latest, TimeoutError) else ConnectionError
