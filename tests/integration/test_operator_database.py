@@ -77,6 +77,36 @@ async def test_a_migration_goes_on_though_the_reconcile_that_began_it_takes_too_
         await database.close()
 
 
+async def test_a_long_migration_is_told_and_the_pools_are_looked_at_when_it_has_ended(database_url, monkeypatch):
+    goes_on = asyncio.Event()
+    said: list[Any] = []
+
+    async def migrate(*_, **__):
+        await goes_on.wait()
+        return ["0002"]
+
+    monkeypatch.setattr("joex_operator.control.database.migrate", migrate)
+    monkeypatch.setattr("joex_operator.control.database._MIGRATION_TOLD_AFTER", 0.01)
+    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
+    database = Database(database_url, lambda *what: said.append(what), migrate=True, start_scheduler=start_scheduler)
+
+    async def use():
+        async with database.connection() as connection:
+            return await connection.fetchval("SELECT 1")
+
+    try:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(JoexError) as caught:
+                await use()
+            assert database_problem(caught.value).reason == "Migrating"
+            await eventually(lambda: said == [("all", "")], why="it listens")
+            goes_on.set()
+            await eventually(lambda: said == 2 * [("all", "")], why="the migration has ended")
+            assert await use() == 1
+    finally:
+        await database.close()
+
+
 async def test_a_migration_ends_with_the_last_use_of_its_database(database_url, monkeypatch):
     begun, ended = asyncio.Event(), asyncio.Event()
 

@@ -45,6 +45,8 @@ _CONNECT_WITHIN = 10.0
 _TRY_AGAIN_IN = 1.0
 _MIGRATE_WITHIN = 3600.0
 """Seconds for each statement of a migration, which may rewrite a table."""
+_MIGRATION_TOLD_AFTER = 10.0
+"""Seconds for which a reconcile waits for a migration. Then it goes on without the database, and says so."""
 _USED_FOR = 30.0
 """Seconds: each statement has a limit of its own, but whoever owns a database may have many of them answer late."""
 _KINDS = ("queue", "executor")
@@ -59,6 +61,10 @@ OnNotification = Callable[[str, str], None]
 ``all`` and no name when notifications may have been missed."""
 StartScheduler = Callable[["asyncpg.Pool[Any]", str], SchedulerService]
 """Called with a pool of connections to a database, and the database's name."""
+
+
+class _Migrating(JoexError):
+    """The database can't be used before its migration has ended."""
 
 
 class Database:
@@ -94,6 +100,7 @@ class Database:
         self._rescued_by: list[Mark] = []
         self._preparing = asyncio.Lock()
         self._preparation: asyncio.Task[None] | None = None
+        self._is_migrating = False
         self._heard: dict[str, None] = {}
         self._tell_at = 0.0
         self._trouble = Trouble("listener", trouble_lines(f"listening for work in {self.name}"))
@@ -201,7 +208,11 @@ class Database:
                 if self._preparation is None:
                     self._preparation = asyncio.create_task(self._prepare())
                 preparation = self._preparation
-                await asyncio.wait([preparation])  # a migration goes on when the caller is cancelled
+                while not preparation.done():
+                    # (A migration goes on when the caller is cancelled.)
+                    await asyncio.wait([preparation], timeout=_MIGRATION_TOLD_AFTER)
+                    if self._is_migrating:
+                        raise _Migrating("the operator migrates its schema: this may take a while")
                 self._preparation = None
                 if not preparation.cancelled():
                     preparation.result()
@@ -223,11 +234,17 @@ class Database:
         if not self._migrate:
             return
         connection = await connect(self.url, name="joex operator", within=_MIGRATE_WITHIN)
+        self._is_migrating = True
         try:
-            for name in await migrate(connection, tell=_log.warning):
-                _log.info("applied the migration %s", name)
+            applied = await migrate(connection, tell=_log.warning)
         finally:
+            self._is_migrating = False
             connection.terminate()
+        for name in applied:
+            _log.info("applied the migration %s", name)
+        if applied:
+            self._try_again_at = 0.0
+            self._on_notification("all", "")
 
     async def _listen(self) -> None:
         """Listen for notifications and observe the executors' heartbeats, until cancelled.
@@ -341,6 +358,8 @@ def database_problem(error: Exception) -> DatabaseProblem:
     message = " ".join(str(error).split())
     if isinstance(error, SchemaError):
         return DatabaseProblem(error.reason, message)
+    if isinstance(error, _Migrating):
+        return DatabaseProblem("Migrating", message)
     if isinstance(error, ConfigError):
         return DatabaseProblem("ConnectionRefused", message)
     if isinstance(error, DatabaseUnavailable):
