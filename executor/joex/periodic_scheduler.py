@@ -36,13 +36,15 @@ _LONGEST_SLEEP = 60.0
 _JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
 _ASIDE_FOR, _LONGEST_ASIDE = 10.0, 300.0
+_MOST_ASIDE = 10_000
 _REST_AHEAD = 60.0  # seconds of rest that a scheduler with a share may put off: ten thousand tasks may be due at once
 
 
 class Aside:
     """Tasks that could not be submitted.
 
-    They must not hold up the others, so each trouble doubles the time until the next try.
+    They must not hold up the others, so each trouble doubles the time until the next try. Of too many the latest count:
+    whoever owns a database may name any number to an operator.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,9 @@ class Aside:
 
     def put(self, task: TaskKey, now: float) -> None:
         """Set a task aside: there was trouble with it."""
-        _, last = self._tasks.get(task, (now, _ASIDE_FOR / 2))
+        _, last = self._tasks.pop(task, (now, _ASIDE_FOR / 2))
+        if len(self._tasks) >= _MOST_ASIDE:
+            del self._tasks[next(iter(self._tasks))]
         seconds = min(last * 2, _LONGEST_ASIDE)
         self._tasks[task] = (now + seconds, seconds)
 

@@ -393,6 +393,16 @@ def test_a_task_that_is_often_in_trouble_is_tried_ever_later():
     assert aside.until(now + 400) == {A: now + 410}
 
 
+def test_of_very_many_tasks_in_trouble_the_latest_are_aside(monkeypatch):
+    """Whoever owns a database may name any number to the operator."""
+    monkeypatch.setattr(periodic_scheduler, "_MOST_ASIDE", 2)
+    aside = periodic_scheduler.Aside()
+    tasks = [TaskKey(name, "default", "one") for name in ("a", "b", "c")]
+    for task in (tasks[0], tasks[1], tasks[0], tasks[2]):
+        aside.put(task, 1000.0)
+    assert list(aside.until(1000.0)) == [tasks[0], tasks[2]]
+
+
 async def test_tasks_of_one_id_in_several_queues_and_groups_are_decided_each_for_itself(tasks):
     places = [("x", "one"), ("x", "two"), ("y", "one")]
     for queue, group in places:
