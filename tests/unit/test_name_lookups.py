@@ -141,6 +141,14 @@ async def test_the_slow_names_of_many_owners_leave_turns_to_the_names_of_others(
     await answer(again)
 
 
+async def test_the_new_names_of_many_owners_leave_turns_to_names_that_were_quick(resolver, ask):
+    await ask("another", "quick")
+    new = [ask(f"owner {owner}", f"held {owner} {number}") for owner in range(40) for number in range(3)]
+    await asyncio.sleep(0)
+    assert await ask("another", "quick") == ["address of quick"]
+    assert not any(one.done() for one in new)
+
+
 async def test_who_asks_for_the_same_name_waits_for_the_same_lookup(resolver, ask):
     first, gone, second = ask("a", "held"), ask("a", "held"), ask("a", "held")
     assert await asyncio.to_thread(resolver.next) == "held"
