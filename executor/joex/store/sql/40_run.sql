@@ -4,7 +4,7 @@
 -- The arguments of a run, when they were too large for its take. Null: the run has lost its job.
 CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT j.args FROM joex_private.job j
-    WHERE j.id = arguments.id AND j.lock_id = arguments.lock_id AND j.state IN ('scheduled', 'running') $$;
+    WHERE j.id = joex_private.visible('{work}', arguments.id) AND j.lock_id = arguments.lock_id AND j.state IN ('scheduled', 'running') $$;
 
 -- The code of these runs has started: scheduled -> running. A run finishes correctly without this mark too (a short one is over before
 -- its executor writes the mark). Returns the lock ids of the runs whose rows another transaction has locked: the executor marks these
@@ -371,7 +371,7 @@ BEGIN
         PERFORM joex_private.check_size('result', result);
     END IF;
     SELECT j.cancel_requested INTO v_cancel FROM joex_private.job j
-    WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
+    WHERE j.id = joex_private.visible('{work}', id) AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel AND state <> 'cancelled' THEN
@@ -411,7 +411,7 @@ BEGIN
         PERFORM joex_private.check_size('opts', opts);
     END IF;
     SELECT j.cancel_requested INTO v_cancel FROM joex_private.job j
-    WHERE j.id = id AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
+    WHERE j.id = joex_private.visible('{work}', id) AND j.lock_id = lock_id AND j.state IN ('scheduled', 'running') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'worker_conflict';
     ELSIF v_cancel THEN

@@ -25,6 +25,10 @@ BEGIN
     IF lasts > interval '1 hour' THEN
         RAISE EXCEPTION 'lasts: expected at most an hour; got %: renew the subscription before it ends', lasts USING ERRCODE = '22023';
     END IF;
+    IF pg_sequence_last_value('joex_private.roles_bound') <> 1 AND NOT EXISTS (SELECT FROM joex_private.bounds('{view, submit}')) THEN
+        RAISE EXCEPTION 'the role % is bound to no group or queue in which it may view or submit', session_user
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
     events := events AND joex_private.may('{view}', NULL, NULL);
     SELECT s.until INTO v_until FROM joex_private.subscriber s WHERE s.name = joex_private.exact(name) FOR UPDATE;
     -- First the waits, a batch at a time. (SKIP LOCKED: a transaction that stays open after it has renewed or deleted such a row would make all
