@@ -109,9 +109,8 @@ async def _hold(connection: asyncpg.Connection[Any], nr: int) -> None:
         connection,
         NewExecutor(
             f"shop/documents-{nr}", None, f"node-{nr % 10}", "boot", 4711 + nr, "1", "0.1.0", QUEUES, _TASKS, _SLOTS,
-            None, timedelta(hours=1), locks=False,
+            5, None, timedelta(hours=1), locks=False,
         ),
-        5,
     )  # fmt: skip
     if registered.id is None:
         raise RuntimeError("the benchmark's executor can't register")

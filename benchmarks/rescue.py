@@ -68,11 +68,12 @@ async def _take_all(connection: asyncpg.Connection[Any], victims: int) -> None:
             queues=["default"],
             tasks=["bench.noop"],
             pool_size=_JOBS,
+            most_losses=5,
             http_address=None,
             lease=_LEASE,
             locks=True,
         )
-        registered = await register(connection, me, most_losses=5)
+        registered = await register(connection, me)
         if registered.id is None:
             raise RuntimeError(f"rescue: {me.app_id} could not register")
         taken = await take(connection, registered.id, me.queues, _JOBS, CountingScheme(4, 1))

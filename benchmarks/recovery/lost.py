@@ -24,7 +24,6 @@ _SETTLE = (
     8.0,
     18.0,
 )  # seconds: both workers have sent heartbeats for longer than a lease of Joex, and fall out of step
-_MOST_LOSSES = 5
 GIVE_UP = 150.0  # seconds
 
 
@@ -65,7 +64,7 @@ async def _lose_pod(victim: Victim) -> float:
     await _lose_host(victim)
     connection = await connect(victim.url)
     at = time.time()
-    await pod_gone(connection, victim.pod_uid, _MOST_LOSSES)
+    await pod_gone(connection, victim.pod_uid)
     await connection.close()
     return at
 

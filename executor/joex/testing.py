@@ -126,12 +126,13 @@ class _Slot:
             queues=["default"],
             tasks=app.names,
             pool_size=1,
+            most_losses=_MOST_LOSSES,
             http_address=None,
             lease=timedelta(hours=1),
             locks=False,
         )
         async with _step(connection):
-            registered = await executors.register(connection, me, _MOST_LOSSES)
+            registered = await executors.register(connection, me)
         if registered.id is None:
             raise RuntimeError("a new app-id is in use")
         limits = await runs.size_limits(connection)
@@ -192,7 +193,7 @@ class _Slot:
         self._runner.close()
         with suppress(JoexError):
             async with _step(self._connection):
-                await executors.leave(self._connection, self._executor, _MOST_LOSSES)
+                await executors.leave(self._connection, self._executor)
 
     # The runner calls these (`Ends` and `RunReports`).
 

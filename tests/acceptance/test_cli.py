@@ -1064,12 +1064,13 @@ async def _register_somebody(pool: Any) -> None:
         queues=["default"],
         tasks=[],
         pool_size=1,
+        most_losses=5,
         http_address=None,
         lease=timedelta(seconds=60),
         locks=False,
     )
     async with pool.acquire() as connection:
-        await register(connection, me, 5)
+        await register(connection, me)
 
 
 # Tokens

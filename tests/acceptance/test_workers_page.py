@@ -77,7 +77,7 @@ async def test_a_worker_that_hangs_and_comes_back_late_copies_nothing_twice(prog
     running = asyncio.create_task(program.run(client, late, source.fetch))
     await source.held.wait()
     await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp()")
-    assert await timeouts.recover_overdue(connection, 5) == [("worker", 1)]
+    assert await timeouts.recover_overdue(connection) == [("worker", 1)]
     assert await program.run(client, await client.keyed.accept(program.TYPE), source.fetch) == "ok"
     source.go_on.set()
     assert await running == "worker_conflict"

@@ -118,7 +118,7 @@ async def test_an_executor_that_was_declared_dead_exits_where_a_task_can_not_be_
     job_id = await client.submit(task, {"flag": "go"})
     await effects.begun(job_id, pid=victim.pid)
     await connection.execute(
-        "SELECT joex_private.end_executor(id, 'dead', 5) FROM joex_private.executor WHERE pid = $1", victim.pid
+        "SELECT joex_private.end_executor(id, 'dead') FROM joex_private.executor WHERE pid = $1", victim.pid
     )
     assert await victim.exited() == EXIT_CODE
     assert "does not react" in victim.log or "did not react" in victim.log

@@ -76,7 +76,7 @@ async def test_what_a_task_has_left_keeps_its_executor_neither_from_its_end_nor_
     """The code in ``asyncio.to_thread`` goes on when its task is over, and nothing can end it."""
     executor = await executors.start("one", processes=True)
     assert await effects.all_finished([await client.submit(task)]) == {"success": 1}
-    await connection.execute("SELECT joex_private.end_executor(id, 'dead', 5) FROM joex_private.executor")
+    await connection.execute("SELECT joex_private.end_executor(id, 'dead') FROM joex_private.executor")
     await executors.registered(executor)
     executor.terminate()
     assert await executor.exited() == 0

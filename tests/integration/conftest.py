@@ -96,13 +96,14 @@ class Bench:
             "queues": ["default"],
             "tasks": ["a"],
             "pool_size": 4,
+            "most_losses": MOST_LOSSES,
             "http_address": None,
             "lease": timedelta(hours=1),
             "locks": False,
             **more,
         }
         me = NewExecutor(**fields)
-        return await executors.register(self.connection, me, MOST_LOSSES, gone, beside=beside, marks=marks(watched))
+        return await executors.register(self.connection, me, gone, beside=beside, marks=marks(watched))
 
     async def executor(self, app_id: str = "me", **more: Any) -> int:
         """The id of a new executor."""
@@ -172,10 +173,10 @@ class Bench:
         )
 
     async def rescue(
-        self, *, watched: float = EVER, most_losses: int = MOST_LOSSES, connection: asyncpg.Connection | None = None
+        self, *, watched: float = EVER, connection: asyncpg.Connection | None = None
     ) -> list[tuple[int, str, int]]:
         """Rescue once, as a judge that has observed this many seconds: (id, app-id, jobs put back) of each."""
-        return await executors.rescue(connection or self.connection, marks(watched), most_losses)
+        return await executors.rescue(connection or self.connection, marks(watched))
 
     async def held(self, executor: int) -> list[UUID]:
         """The jobs that an executor holds."""

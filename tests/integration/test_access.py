@@ -1065,7 +1065,7 @@ async def test_a_worker_with_a_long_name_stops_no_return_of_the_jobs_of_others(r
     assert await worker.fetchval("SELECT joex.cancel($1)", mine) == "requested"
     await connection.execute("UPDATE joex_private.job SET overdue_at = now()")
     await connection.execute("SELECT joex.subscribe('listener', '1 minute')")
-    await timeouts.recover_overdue(connection, 5)
+    await timeouts.recover_overdue(connection)
     states = "SELECT state FROM joex.jobs ORDER BY id = $1"
     assert [row["state"] for row in await connection.fetch(states, mine)] == ["waiting", "cancelled"]
 

@@ -34,7 +34,7 @@ async def test_each_attempt_has_its_executor_its_times_and_how_it_ended(bench, m
 
     other = await bench.executor("other")
     await bench.start(await bench.take_one(other))
-    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", other)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead')", other)
 
     taken = await bench.take_one(me)
     await bench.start(taken)

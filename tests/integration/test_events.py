@@ -272,7 +272,7 @@ async def test_where_nobody_is_subscribed_no_notification_is_sent(bench, me, cli
     await bench.connection.execute("SELECT joex.update($1, $2, progress => 50)", taken.id, taken.lock_id)
     await bench.finish(taken)
     await client.cancel(await bench.submit())
-    await bench.connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", me)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'left')", me)
     await bench.executor("another")
     assert await program.all() == []
 
@@ -411,7 +411,7 @@ async def test_a_client_hears_events_as_data(bench, me, client):
     async with client.events() as events:
         job_id = await bench.submit("acme")
         await bench.finish(await bench.take_one(me), "failed", age=0.001)
-        await bench.connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", me)
+        await bench.connection.execute("SELECT joex_private.end_executor($1, 'left')", me)
         heard = [await asyncio.wait_for(anext(events), PATIENCE) for _ in range(4)]
     assert heard == [
         JobEvent("job-submitted", job_id, "a", "default", "acme", "waiting", None),

@@ -25,14 +25,14 @@ pytestmark = pytest.mark.postgres(16, 18)
 HOUR = timedelta(hours=1)
 
 
-async def rescue(bench, most_losses=5):
+async def rescue(bench):
     """Rescue; returns the ids of the executors that it declared dead."""
-    return [executor for executor, _, _ in await bench.rescue(most_losses=most_losses)]
+    return [executor for executor, _, _ in await bench.rescue()]
 
 
-async def end(bench, executor, how="dead", most_losses=5):
+async def end(bench, executor, how="dead"):
     """End an executor."""
-    return await bench.connection.fetchval("SELECT joex_private.end_executor($1, $2, $3)", executor, how, most_losses)
+    return await bench.connection.fetchval("SELECT joex_private.end_executor($1, $2)", executor, how)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ async def test_a_start_that_meets_another_of_the_same_executor_waits_and_learns_
 
 async def test_an_app_id_is_free_when_its_executor_has_left(bench):
     first = await bench.executor("app")
-    await executors.leave(bench.connection, first, 5)
+    await executors.leave(bench.connection, first)
     assert (await bench.register("app")).id is not None
 
 
@@ -327,15 +327,15 @@ async def test_a_heartbeat_after_a_judges_mark_saves_an_executor_and_one_before_
     """With real transaction ids."""
     before, after = await bench.executor("before", locks=True), await bench.executor("after", locks=True)
     mark = Mark(3601, await take_horizon(bench.connection))
-    assert await executors.rescue(bench.connection, [mark._replace(age=3600)], 5) == []
+    assert await executors.rescue(bench.connection, [mark._replace(age=3600)]) == []
     beat = await executors.heartbeat(bench.connection, after)
     assert beat is not None
     assert beat.mark > mark.id
-    assert await executors.rescue(bench.connection, [mark], 5) == [(before, "before", 0)]
+    assert await executors.rescue(bench.connection, [mark]) == [(before, "before", 0)]
     beat = await executors.heartbeat(bench.connection, after)
     assert beat is not None
     later = Mark(3601, beat.mark)
-    assert await executors.rescue(bench.connection, [later], 5) == []
+    assert await executors.rescue(bench.connection, [later]) == []
 
 
 async def test_beats_that_this_server_has_not_given_keep_no_dead_executor_alive(bench, holding):
@@ -344,8 +344,8 @@ async def test_beats_that_this_server_has_not_given_keep_no_dead_executor_alive(
     await session.close()
     mark = Mark(3601, await take_horizon(bench.connection))
     await bench.connection.execute("UPDATE joex_private.lease SET beat = 1000000000000")
-    assert await executors.rescue(bench.connection, [], 5) == []
-    assert await executors.rescue(bench.connection, [mark], 5) == [(executor, "app", 2)]
+    assert await executors.rescue(bench.connection, []) == []
+    assert await executors.rescue(bench.connection, [mark]) == [(executor, "app", 2)]
 
 
 @pytest.fixture
@@ -360,8 +360,8 @@ async def without_lease(bench, holding):
 
 async def test_an_executor_whose_lease_is_missing_is_dead_when_a_judge_has_watched_for_its_lease(bench, without_lease):
     executor, _, marks = without_lease
-    assert await executors.rescue(bench.connection, [], 5) == []
-    assert await executors.rescue(bench.connection, marks, 5) == [(executor, "app", 2)]
+    assert await executors.rescue(bench.connection, []) == []
+    assert await executors.rescue(bench.connection, marks) == [(executor, "app", 2)]
 
 
 @pytest.mark.parametrize("how", ["same pod", "gone", "watched"])
@@ -372,7 +372,7 @@ async def test_an_app_id_whose_executor_has_no_lease_is_free_for_the_next_one(be
     [listed] = await executors.list_executors(bench.connection)
     assert listed.heartbeat_at == listed.started_at
     if how == "watched":
-        await executors.rescue(bench.connection, marks, 5)
+        await executors.rescue(bench.connection, marks)
     more = {"same pod": {"pod_uid": "pod"}, "gone": {"gone": executor}, "watched": {}}[how]
     assert (await bench.register("app", watched=0, **more)).id is not None
     assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
@@ -422,12 +422,30 @@ async def test_jobs_come_back_to_their_old_place_in_the_line(bench):
 async def test_a_job_that_has_been_lost_too_often_fails_because_it_may_be_what_kills_executors(bench):
     job_id = await bench.submit()
     for nr in range(3):
-        executor = await bench.executor(f"e{nr}")
+        executor = await bench.executor(f"e{nr}", most_losses=2)
         await bench.start(await bench.take_one(executor))
-        await end(bench, executor, "dead", most_losses=2)
+        await end(bench, executor)
     job = await bench.job(job_id)
     assert (job.state, job.losses, job.failures) == ("failed", 3, 0)
     assert "lost 3 times" in (job.error or "")
+
+
+@pytest.mark.parametrize("how", ["its executor died", "it was late"])
+async def test_the_executor_that_has_lost_a_job_says_whether_it_fails_and_not_who_puts_it_back(bench, how):
+    """Each pool has a setting of its own, and whichever executor or operator comes first looks after all of them."""
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    lost = {}
+    for most_losses in (0, 5):
+        lost[most_losses] = await bench.submit()
+        taker = await bench.executor(f"allows {most_losses}", most_losses=most_losses, locks=True)
+        await bench.start(await bench.take_one(taker))
+        await bench.silence(taker, leases=1.1)
+    if how == "it was late":
+        await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+        assert len(await timeouts.recover_overdue(bench.connection)) == 2
+    else:
+        assert len(await rescue(bench)) == 2
+    assert [(await bench.job(job)).state for job in lost.values()] == ["failed", "waiting"]
 
 
 async def lost(bench, nr, *, start=True):
@@ -467,7 +485,7 @@ async def test_a_job_that_was_put_back_for_its_timeout_alone_is_no_suspect(bench
         assert not taken.suspect
         await bench.start(taken)
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
-        await bench.connection.execute("SELECT joex_private.recover_overdue(5)")
+        await bench.connection.execute("SELECT joex_private.recover_overdue()")
 
 
 async def test_a_job_that_was_put_back_for_its_timeout_twice_before_it_had_started_runs_alone_then(bench):
@@ -477,7 +495,7 @@ async def test_a_job_that_was_put_back_for_its_timeout_twice_before_it_had_start
     for losses in (1, 2):
         assert not (await bench.take_one(executor)).suspect
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
-        await bench.connection.execute("SELECT joex_private.recover_overdue(5)")
+        await bench.connection.execute("SELECT joex_private.recover_overdue()")
         assert (await bench.job(job_id)).losses == losses
     for losses in (2, 3):
         taken = await bench.take_one(executor)
@@ -485,7 +503,7 @@ async def test_a_job_that_was_put_back_for_its_timeout_twice_before_it_had_start
         if losses == 3:
             assert await runs.start_alone(bench.connection, job_id, taken.lock_id)
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
-        await bench.connection.execute("SELECT joex_private.recover_overdue(5)")
+        await bench.connection.execute("SELECT joex_private.recover_overdue()")
         assert (await bench.job(job_id)).losses == losses
 
 
@@ -581,7 +599,7 @@ async def test_an_executor_that_stands_aside_is_not_woken_and_others_are_for_wha
 async def test_an_orderly_leave_is_no_loss(bench):
     executor = await bench.executor()
     job_id = await bench.job_in("running", executor)
-    assert await executors.leave(bench.connection, executor, 0) == 1
+    assert await executors.leave(bench.connection, executor) == 1
     job = await bench.job(job_id)
     assert (job.state, job.losses) == ("waiting", 0)
 
@@ -913,12 +931,12 @@ async def test_an_executor_gives_back_what_it_does_not_know_beside_a_transaction
 MUST_SEE_THE_LATEST = {
     "take": "joex_private.take($1, '{default}', 4)",
     "fall_asleep": "joex_private.fall_asleep($1)",
-    "end_executor": "joex_private.end_executor($1, 'left', 5)",
+    "end_executor": "joex_private.end_executor($1, 'left')",
     "give_back_unknown": "joex_private.give_back_unknown($1, '{}')",
-    "rescue": "joex_private.rescue('{}', '{}', 5) WHERE $1 > 0",
+    "rescue": "joex_private.rescue('{}', '{}') WHERE $1 > 0",
     "retire": "joex_private.retire('me', true) WHERE $1 > 0",
     "drain": "joex_private.drain(NULL) WHERE $1 > 0",
-    "pod_gone": "joex_private.pod_gone('pod', 5) WHERE $1 > 0",
+    "pod_gone": "joex_private.pod_gone('pod') WHERE $1 > 0",
     "register": """joex_private.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)
                    WHERE $1 > 0""",
 }
@@ -968,10 +986,10 @@ async def test_a_leave_under_an_isolation_that_sees_no_commit_it_waited_for_lose
 
     async def leave():
         try:
-            return await executors.leave(leaver, executor, 5)
+            return await executors.leave(leaver, executor)
         except ConfigError:
             await leaver.execute("SET default_transaction_isolation = 'read committed'")
-            return await executors.leave(leaver, executor, 5)
+            return await executors.leave(leaver, executor)
 
     async with waiting_for_a_lock(bench.connection, leave()) as leaving:
         await transaction.commit()
@@ -1056,7 +1074,7 @@ async def test_an_executor_with_very_many_jobs_is_put_back_in_parts(bench):
 async def test_a_leave_with_very_many_jobs_leaves_the_rest_to_rescuers_as_no_loss(bench):
     await dead_with_jobs(bench, 1, 6000)
     executor = await bench.connection.fetchval("SELECT id FROM joex_private.executor")
-    given_back = await executors.leave(bench.connection, executor, 0)
+    given_back = await executors.leave(bench.connection, executor)
     assert 0 < given_back < 6000
     await rescue_all(bench)
     states = await bench.connection.fetch("SELECT state::text, losses, count(*) FROM joex_private.job GROUP BY 1, 2")
@@ -1101,7 +1119,7 @@ async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_an
     begun: Counter[str] = Counter()
 
     def counted(module, name, answer):
-        async def count(_connection, executor, *_):
+        async def count(_connection, executor=None, *_):
             begun[f"{name} {executor}" if name == "check_runs" else name] += 1
             return answer
 
@@ -1118,7 +1136,7 @@ async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_an
     ids = [await bench.executor(name) for name in "abc"]
     fleet = [
         chores.Chores(
-            database_url, executor=one, queues=["default"], lease=lease, most_losses=5, pooled=False, held=list,
+            database_url, executor=one, queues=["default"], lease=lease, pooled=False, held=list,
             observed=Observation(lease.heartbeat_every), notifier=notifier,
         )
         for one in ids
@@ -1183,5 +1201,5 @@ async def test_no_executor_gets_the_id_of_another_one(bench):
     new = await bench.executor("new")
     assert new > 0
     assert new not in (alive, gone)
-    await executors.leave(bench.connection, new, 5)
+    await executors.leave(bench.connection, new)
     assert [await bench.state(job_id) for job_id in (held, orphan)] == ["running", "running"]

@@ -153,4 +153,4 @@ async def test_what_an_executor_holds_of_a_queue_without_a_row_moves_on_though_f
     await transaction.rollback()
     await bench.connection.execute("SELECT joex_private.set_floors(true)")
     assert await read_floors.draw(bench.connection) is not None
-    assert await executors.leave(bench.connection, executor, 5) == 1
+    assert await executors.leave(bench.connection, executor) == 1

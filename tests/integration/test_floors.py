@@ -268,7 +268,7 @@ async def test_all_that_an_executor_holds_moves_on_when_it_ends_whatever_has_a_f
     assert (
         await bench.connection.fetchval("SELECT joex_private.give_back_unknown($1, $2)", other, [held[3].lock_id]) == 5
     )
-    assert await executors.leave(bench.connection, executor, 5) == 6
+    assert await executors.leave(bench.connection, executor) == 6
     assert await bench.held(executor) == []
     assert await bench.held(other) == [held[3].id]
 
@@ -286,7 +286,7 @@ async def test_runs_that_are_overdue_are_put_back_whatever_has_a_floor(bench, ex
     other = await another_connection()
     async with other.transaction():
         await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", accepted[0].id)
-        found = await bench.connection.fetch("SELECT * FROM joex_private.recover_overdue(5, $1)", queues)
+        found = await bench.connection.fetch("SELECT * FROM joex_private.recover_overdue($1)", queues)
         assert [tuple(row) for row in found] == [("worker", 2)]
     again = await worker_runs.accept(bench.connection, "default", 3, "worker", None)
     assert {job.id for job in again} == {job.id for job in accepted}
@@ -699,7 +699,7 @@ async def test_floors_that_are_switched_while_an_executor_ends_leave_no_job_with
         await bench.connection.execute("SELECT nextval('public.asked')")
     async with other.transaction():
         await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", locked)
-        assert await executors.leave(bench.connection, executor, 5) == 1
+        assert await executors.leave(bench.connection, executor) == 1
         assert await bench.connection.fetchval("SELECT orphans FROM joex_private.executor")
     await bench.rescue()
     assert [await bench.state(job_id) for job_id in (locked, free)] == ["waiting", "waiting"]

@@ -105,10 +105,10 @@ async def take(client: Client, free: int = 100) -> list[Any]:
     """Take jobs of the queue default, as an executor does."""
     me = executors.NewExecutor(
         app_id="host", pod_uid=None, host="host", boot_id="", pid=1, process_start="", version="0", queues=["default"],
-        tasks=[], pool_size=free, http_address=None, lease=timedelta(minutes=5), locks=False,
+        tasks=[], pool_size=free, most_losses=5, http_address=None, lease=timedelta(minutes=5), locks=False,
     )  # fmt: skip
     async with client.acquire() as connection:
-        registered = await executors.register(connection, me, 5)
+        registered = await executors.register(connection, me)
         assert registered.id is not None
         return await runs.take(connection, registered.id, ["default"], free, CountingScheme(4, 1))
 

@@ -532,7 +532,7 @@ async def test_a_job_whose_executor_dies_is_removed_when_that_is_known(keyed, be
     [_] = await runs.take(bench.connection, me, [T], 1, FOUR_ONE)
     assert await keyed.remove(T, 1) == "ok"
     assert await state(keyed, 1) == "pending", "its code has not started"
-    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", me)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead')", me)
     assert await keyed.get_job(T, 1) is None
 
 

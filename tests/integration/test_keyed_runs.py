@@ -410,10 +410,10 @@ async def test_a_report_in_an_open_transaction_is_neither_overtaken_nor_waited_f
     transaction = connection.transaction()
     await transaction.start()
     assert await keyed.update(T, 1, {}, job.lock_id, connection=connection) == "ok"
-    assert await timeouts.recover_overdue(monitor, MOST_LOSSES) == []
+    assert await timeouts.recover_overdue(monitor) == []
     assert await keyed.accept(T) is None
     await transaction.commit()
-    assert await timeouts.recover_overdue(monitor, MOST_LOSSES) == []
+    assert await timeouts.recover_overdue(monitor) == []
     assert await keyed.update(T, 1, {}, job.lock_id) == "ok"
 
 
@@ -424,7 +424,7 @@ async def test_a_report_that_is_rolled_back_was_none(keyed, connection, another_
     await transaction.start()
     assert await keyed.update(T, 1, {}, job.lock_id, connection=connection) == "ok"
     await transaction.rollback()
-    assert await timeouts.recover_overdue(monitor, MOST_LOSSES) == [("worker", 1)]
+    assert await timeouts.recover_overdue(monitor) == [("worker", 1)]
 
 
 async def test_a_report_that_meets_the_monitor_waits_for_it_and_comes_too_late(
@@ -559,7 +559,7 @@ async def test_a_run_that_does_not_report_in_time_goes_back_to_pending_with_its_
     await keyed.add(T, 2, {"priority": 5})
     job = await keyed.accept(T, worker="ann")
     await keyed.update(T, 1, {"data": {"seq": 7}, "owner": "x"}, job.lock_id, progress=40, message="seq 7")
-    assert await timeouts.recover_overdue(connection, MOST_LOSSES) == [], "it is in time"
+    assert await timeouts.recover_overdue(connection) == [], "it is in time"
     assert await lose(connection) == [("ann", 1)]
     now = await keyed.get_job(T, 1)
     assert (now.state, now.data, now.opts["owner"]) == ("pending", {"seq": 7}, "x")
@@ -580,9 +580,9 @@ async def test_more_than_a_batch_is_put_back_and_a_locked_one_is_in_nobodys_way(
     other = await another_connection()
     async with other.transaction():
         await other.execute("SELECT FROM joex_private.job WHERE id = $1 FOR UPDATE", locked)
-        batches = [await timeouts.recover_overdue(connection, MOST_LOSSES) for _ in range(4)]
+        batches = [await timeouts.recover_overdue(connection) for _ in range(4)]
     assert batches == [[("worker", 500)], [("worker", 500)], [("worker", 200)], []]
-    assert await timeouts.recover_overdue(connection, MOST_LOSSES) == [("worker", 1)]
+    assert await timeouts.recover_overdue(connection) == [("worker", 1)]
     assert await keyed.count(T) == {"pending": 1201, "running": 0, "finished": 0}
 
 
@@ -604,7 +604,7 @@ async def test_monitors_that_look_at_the_same_time_put_a_run_back_once(keyed, cl
         await keyed.accept(T)
     await let_time_out(connection)
     monitors = [await another_connection() for _ in range(4)]
-    found = await asyncio.gather(*(timeouts.recover_overdue(monitor, MOST_LOSSES) for monitor in monitors))
+    found = await asyncio.gather(*(timeouts.recover_overdue(monitor) for monitor in monitors))
     assert sum(number for batch in found for _, number in batch) == 50
     assert {row["losses"] for row in await connection.fetch("SELECT losses FROM joex_private.job")} == {1}
 
@@ -621,7 +621,7 @@ async def test_a_submitted_job_whose_workers_are_lost_twenty_times_fails_with_a_
             await lose(connection)
         else:
             await let_time_out(connection)
-            await connection.execute("SELECT joex_private.recover_overdue(NULL, ARRAY[$1], 10)", T)
+            await connection.execute("SELECT joex_private.recover_overdue(ARRAY[$1], 10)", T)
         job = await client.get(job_id)
         assert (job.losses, job.state) == (nr, "waiting" if nr < 20 else "failed")
     assert (await client.get(job_id)).error == "its workers were lost 20 times"
@@ -662,7 +662,7 @@ async def test_a_run_of_an_executor_has_no_timeout_unless_its_task_has_one(keyed
     await bench.start(job)
     await let_time_out(bench.connection)
     await runs.note_many(bench.connection, [], [runs.Progress(job.id, job.lock_id, 10, None)])
-    assert await timeouts.recover_overdue(bench.connection, MOST_LOSSES) == [], "progress is a report"
+    assert await timeouts.recover_overdue(bench.connection) == [], "progress is a report"
     assert await lose(bench.connection) == [("me", 1)]
     assert await bench.finish(job) == ["worker_conflict"]
 

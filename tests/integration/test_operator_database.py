@@ -165,7 +165,7 @@ async def test_the_many_pools_of_a_database_share_the_rescue_of_an_observation(d
             for marks in ([], first, second, []):
                 observed.marks = marks
                 for _ in range(2):
-                    await database.rescue(connection, 3)
+                    await database.rescue(connection)
     finally:
         await database.close()
     assert rescues == [[], [], first, second, [], []]
@@ -184,7 +184,7 @@ async def test_a_database_in_which_a_rescue_always_finds_somebody_holds_up_no_re
     database = Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler)
     try:
         async with asyncio.timeout(PATIENCE), database.connection() as used:
-            await database.rescue(used, 3)
+            await database.rescue(used)
     finally:
         await database.close()
 

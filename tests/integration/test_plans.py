@@ -320,7 +320,7 @@ async def test_ending_an_executor_costs_as_much_as_is_held(bench, executor):
     await bench.take(executor, 100)
     other = await bench.executor("other")
     await bench.take(other, 100)
-    given_back, reading = await read_by(bench, executors.leave(bench.connection, executor, 5))
+    given_back, reading = await read_by(bench, executors.leave(bench.connection, executor))
     assert given_back == 100
     assert_bounded(reading, 200)
 
@@ -562,12 +562,12 @@ async def test_putting_back_what_is_overdue_costs_as_much_as_there_is(bench, que
     await vacuum.execute("VACUUM joex_private.job")
     await vacuum.close()
     taken = await accepted(bench, 1000)
-    assert await timeouts.recover_overdue(bench.connection, 5) == []  # dead entries of other tests are read once
+    assert await timeouts.recover_overdue(bench.connection) == []  # dead entries of other tests are read once
     for batch in ([], taken[::4]):
         ids = [job.id for job in batch]
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now() WHERE id = ANY ($1)", ids)
         found, reading = await read_by(
-            bench, bench.connection.fetch("SELECT * FROM joex_private.recover_overdue(5, $1)", queues)
+            bench, bench.connection.fetch("SELECT * FROM joex_private.recover_overdue($1)", queues)
         )
         assert [tuple(row) for row in found] == ([("worker", 250)] if batch else [])
         assert_bounded(reading, len(batch))
@@ -693,7 +693,7 @@ async def test_a_take_walks_over_nothing_that_has_finished_though_vacuum_is_pinn
 async def test_ending_an_executor_walks_over_nothing_that_has_finished_though_vacuum_is_pinned(pinned):
     executor = await pinned.executor()
     await pinned.take(executor, 100)
-    given_back, reading = await read_by(pinned, executors.leave(pinned.connection, executor, 5))
+    given_back, reading = await read_by(pinned, executors.leave(pinned.connection, executor))
     assert given_back == 100
     assert_bounded(reading, 200 + PINNED_GROUPS)
 

@@ -492,7 +492,7 @@ async def _waits(watcher: asyncpg.Connection, other: asyncpg.Connection) -> bool
 async def test_in_which_pods_an_executor_had_registered_whether_it_lives_or_not(bench) -> None:
     await bench.executor("p/a-0", pod_uid="pod-1")
     await bench.executor("p/a-1", pod_uid="pod-2")
-    await pools.pod_gone(bench.connection, "pod-2", 5)
+    await pools.pod_gone(bench.connection, "pod-2")
     await bench.executor("p/a-2", pod_uid=None)
     assert await pools.registered_in(bench.connection, ["pod-1", "pod-2", "pod-3"]) == {"pod-1", "pod-2"}
 
@@ -516,15 +516,15 @@ class TestGonePods:
         executor = await bench.executor("p/a-0", pod_uid="pod-1")
         job_id = await bench.submit()
         await bench.take(executor)
-        assert await pools.pod_gone(bench.connection, "pod-1", 5) == 1
-        assert await pools.pod_gone(bench.connection, "pod-1", 5) == 0
+        assert await pools.pod_gone(bench.connection, "pod-1") == 1
+        assert await pools.pod_gone(bench.connection, "pod-1") == 0
         job = await jobs.get_job(bench.connection, job_id)
         assert job is not None
         assert (job.state, job.losses) == ("waiting", 1)
 
     async def test_another_pod_under_the_same_app_id_is_not_meant(self, bench) -> None:
         await bench.executor("p/a-0", pod_uid="pod-2")
-        assert await pools.pod_gone(bench.connection, "pod-1", 5) == 0
+        assert await pools.pod_gone(bench.connection, "pod-1") == 0
         assert len(await executors.list_executors(bench.connection)) == 1
 
 
@@ -580,7 +580,7 @@ class TestWatch:
         await pools.watch(bench.connection, "p/a", ["default"], 60)
         executor = await bench.executor("p/a-0")
         await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
-        await executors.leave(bench.connection, executor, 5)
+        await executors.leave(bench.connection, executor)
         await eventually(lambda: heard == [{"executor": "p/a-0"}] * 3)
 
     async def test_a_submission_under_way_is_older_than_the_horizon(self, bench, another_connection) -> None:

@@ -141,7 +141,7 @@ async def test_floors_are_raised_and_switched_off_beside_a_publication_of_all_ta
         await bench.finish(await bench.take_one(executor))
     assert await read_floors.raise_floors(bench.connection, await read_floors.draw(bench.connection), [place])
     await bench.submit("other")
-    await executors.leave(bench.connection, executor, 5)
+    await executors.leave(bench.connection, executor)
     for _ in range(2):
         await bench.connection.execute("SELECT joex_private.set_floors(false)")
     assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.floor") == 0

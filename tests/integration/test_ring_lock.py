@@ -273,7 +273,7 @@ async def test_a_failing_take_frees_a_ring_that_its_session_has_kept_from_before
     executor = await bench.executor()
     for _ in range(2):
         await bench.connection.execute(f"SELECT pg_advisory_lock({RING})")
-    await bench.connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", executor)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'left')", executor)
     with pytest.raises(Exception, match="has ended"):
         await bench.take(executor)
     assert await bench.connection.fetchval(HELD) == 0

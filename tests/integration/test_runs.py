@@ -37,7 +37,7 @@ async def me(bench):
 
 async def reclaim(bench, executor):
     """Declare an executor dead, so that its jobs wait again."""
-    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", executor)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead')", executor)
 
 
 async def log_of(bench, job_id):
@@ -822,14 +822,14 @@ async def test_what_is_given_back_before_it_has_started_leaves_no_line(bench, me
     job_id = await bench.submit()
     await bench.finish(await bench.take_one(me), "waiting")
     await bench.take_one(me)
-    await executors.leave(bench.connection, me, 5)
+    await executors.leave(bench.connection, me)
     assert await log_of(bench, job_id) == []
 
 
 async def test_runs_that_are_lost_or_left_behind_have_their_line(bench, me):
     job_id = await bench.submit()
     await bench.start(await bench.take_one(me))
-    await executors.leave(bench.connection, me, 5)
+    await executors.leave(bench.connection, me)
     for _ in range(6):
         you = await bench.executor("you")
         await bench.start(await bench.take_one(you))
@@ -889,7 +889,7 @@ async def test_a_take_brings_no_more_than_its_budget_of_bytes_whatever_waits(ben
         await bench.submit(args={"x": random.Random(nr).randbytes(6000 if nr % 2 else 60).hex()})
     taken = await bench.take(me, 200)
     assert [job.args is not None for job in taken] == [nr % 2 == 0 for nr in range(200)]
-    await executors.leave(bench.connection, me, 5)
+    await executors.leave(bench.connection, me)
     again = await bench.take(await bench.executor("you"), 20)
     assert all(job.args is not None for job in again)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from joex.store import executors
-from tests.integration.conftest import MOST_LOSSES, Bench
+from tests.integration.conftest import Bench
 
 _READ = """
     SELECT (SELECT sum(pg_stat_get_xact_tuples_returned(r) + pg_stat_get_xact_blocks_fetched(r))::bigint
@@ -144,7 +144,7 @@ async def test_an_executor_that_ends_while_it_falls_asleep_is_not_asleep(
 ):
     executor = await bench.executor()
     one, other = bench.connection, await another_connection()
-    end = "SELECT joex_private.end_executor($1, 'dead', $2)", executor, MOST_LOSSES
+    end = "SELECT joex_private.end_executor($1, 'dead')", executor
     sleep = "SELECT joex_private.fall_asleep($1)", executor
     first, second = (end, sleep) if is_end_first else (sleep, end)
     transaction = one.transaction()

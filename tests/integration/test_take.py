@@ -391,7 +391,7 @@ async def test_a_take_beside_locked_jobs_locks_only_what_it_takes(bench, another
 async def test_an_executor_that_was_declared_dead_takes_nothing_and_is_told_so(bench):
     await bench.submit()
     executor = await bench.executor()
-    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", executor)
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead')", executor)
     for nobody in (executor, 4711):
         with pytest.raises(LeaseLost, match=f"the lease of executor {nobody} has ended"):
             await bench.take(nobody)

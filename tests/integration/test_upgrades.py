@@ -192,7 +192,7 @@ async def test_a_migration_that_would_lock_out_executors_names_them_and_waits_un
     assert database_problem(caught.value).reason == "MigrationLocksOut"
     assert await schema_version(connection) == KNOWN
     for executor in ids:
-        await connection.execute("SELECT joex_private.end_executor($1, 'left', 5)", executor)
+        await connection.execute("SELECT joex_private.end_executor($1, 'left')", executor)
     assert await upgrade(TAKES_AWAY) == [f"{NEXT:04}_next"]
 
 
@@ -301,7 +301,7 @@ async def test_an_executor_that_a_migration_has_locked_out_does_not_register_aga
     await log.wait_for(Registered)
     await connection.execute(SILENT)  # as if it had been cut off from the database during the migration
     await upgrade(TAKES_AWAY)
-    await connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", executor.id)
+    await connection.execute("SELECT joex_private.end_executor($1, 'dead')", executor.id)
     await client.submit("add", {"a": 2, "b": 3})
     with pytest.raises(SchemaError, match=rf"needs programs that know version {NEXT}; this executor knows") as caught:
         await asyncio.wait_for(work, PATIENCE)

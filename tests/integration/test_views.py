@@ -208,8 +208,8 @@ async def test_an_executor_is_shown_with_what_it_does(bench, another_connection)
     await bench.job_in("running", ids["busy"])
     await bench.job_in("scheduled", ids["busy"])
     await executors.drain(bench.connection, "draining")
-    await executors.leave(bench.connection, ids["left"], 5)
-    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead', 5)", ids["dead"])
+    await executors.leave(bench.connection, ids["left"])
+    await bench.connection.execute("SELECT joex_private.end_executor($1, 'dead')", ids["dead"])
     shown = await executors.list_executors(bench.connection, ended=True)
     assert {found.app_id: found.state for found in shown} == {name: name for name in ids}
     assert {found.app_id: found.held for found in shown if found.held} == {"busy": 2}

@@ -311,7 +311,7 @@ class Sides:
             "AND lock_id = ANY ($1)",
             [self.locks[run] for run in lost],
         )
-        await timeouts.recover_overdue(self.connection, 5)
+        await timeouts.recover_overdue(self.connection)
         for run in lost:
             self.model.lose(run)
 

@@ -11,7 +11,6 @@ from joex.store import timeouts
 
 T = "replication"
 """A type of jobs."""
-MOST_LOSSES = 5
 
 
 def same(one: Any, other: Any) -> bool:
@@ -36,7 +35,7 @@ async def let_time_out(connection: asyncpg.Connection, *ids: UUID) -> None:
 async def lose(connection: asyncpg.Connection, *ids: UUID) -> list[tuple[str, int]]:
     """Let runs be overdue, and recover them."""
     await let_time_out(connection, *ids)
-    return await timeouts.recover_overdue(connection, MOST_LOSSES)
+    return await timeouts.recover_overdue(connection)
 
 
 async def make_due(connection: asyncpg.Connection) -> None:

@@ -31,10 +31,10 @@ async def executor(connection: asyncpg.Connection, app_id: str, **more: Any) -> 
     """Register an executor that lives for an hour; returns its id."""
     fields: dict[str, Any] = {
         "app_id": app_id, "pod_uid": None, "host": "node-1", "boot_id": "boot", "pid": 4711, "process_start": "1",
-        "version": "0.1.0", "queues": ["default"], "tasks": TASKS, "pool_size": SLOTS, "http_address": None,
-        "lease": timedelta(hours=1), "locks": False, **more,
+        "version": "0.1.0", "queues": ["default"], "tasks": TASKS, "pool_size": SLOTS, "most_losses": 5,
+        "http_address": None, "lease": timedelta(hours=1), "locks": False, **more,
     }  # fmt: skip
-    found = await executors.register(connection, NewExecutor(**fields), 5)
+    found = await executors.register(connection, NewExecutor(**fields))
     assert found.id is not None
     return found.id
 

@@ -42,7 +42,6 @@ def keeper() -> LeaseKeeper:
         queues=[],
         lease=LEASE,
         outage_patience=0,
-        most_losses=1,
         pooled=True,
         held=list,
         executing=lambda: 0,

@@ -114,7 +114,6 @@ async def test_after_each_read_of_a_flood_of_notifications_the_heartbeats_have_t
         queues=["default"],
         lease=Lease(timedelta(seconds=6)),
         outage_patience=0,
-        most_losses=3,
         pooled=False,
         held=list,
         executing=int,

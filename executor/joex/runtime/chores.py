@@ -39,7 +39,6 @@ class Chores:
         executor: the id of the registration.
         queues: the queues that it serves.
         lease: the times of its lease.
-        most_losses: how often a job may be lost before it fails.
         pooled: the connection leads through a transaction pooler.
         held: the runs at this moment.
         observed: what heartbeats have observed of other executors.
@@ -53,7 +52,6 @@ class Chores:
         executor: int,
         queues: Collection[str],
         lease: Lease,
-        most_losses: int,
         pooled: bool,
         held: Callable[[], list[tuple[UUID, UUID]]],
         observed: Observation,
@@ -63,7 +61,6 @@ class Chores:
         self._executor = executor
         self._queues = queues
         self._lease = lease
-        self._most_losses = most_losses
         self._pooled = pooled
         self._held = held
         self._observed = observed
@@ -174,7 +171,7 @@ class Chores:
         self._callbacks.on_wake()
 
     async def _rescue(self, connection: Any) -> bool:
-        found = await executors.rescue(connection, self._observed.marks, self._most_losses)
+        found = await executors.rescue(connection, self._observed.marks)
         for executor, app_id, jobs in found:
             self._rescued[app_id, executor] += jobs
         if not found:
@@ -184,7 +181,7 @@ class Chores:
         return bool(found)
 
     async def _recover_overdue(self, connection: Any) -> bool:
-        found = await timeouts.recover_overdue(connection, self._most_losses)
+        found = await timeouts.recover_overdue(connection)
         for app_id, jobs in found:
             self._notifier.emit(Overdue(app_id, jobs))
         return bool(found)

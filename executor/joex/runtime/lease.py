@@ -65,7 +65,6 @@ class LeaseKeeper:
         executor: the id of the registration.
         queues: the queues that it serves.
         lease: the times of the lease.
-        most_losses: how often a job may be lost before it fails, for the jobs of executors found dead.
         pooled: the connections lead through a transaction pooler: no session lock, no notifications.
         outage_patience: the longest outage, in seconds, that interrupts no run that is not exclusive.
         held: the runs at this moment; called from the thread.
@@ -84,7 +83,6 @@ class LeaseKeeper:
         queues: Collection[str],
         lease: Lease,
         outage_patience: float,
-        most_losses: int,
         pooled: bool,
         held: Callable[[], list[tuple[UUID, UUID]]],
         executing: Callable[[], int],
@@ -111,7 +109,6 @@ class LeaseKeeper:
             executor=executor,
             queues=queues,
             lease=lease,
-            most_losses=most_losses,
             pooled=pooled,
             held=held,
             observed=self._observed,

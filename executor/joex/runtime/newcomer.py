@@ -83,9 +83,7 @@ class Newcomer:
                 if not await unless(self._asked_to_drain, _reach(self._pool)):
                     return None
                 async with borrowed(self._pool) as connection:
-                    answer = await executors.register(
-                        connection, me, self._settings.most_losses, gone, beside=list(beside), marks=observed.marks
-                    )
+                    answer = await executors.register(connection, me, gone, beside=list(beside), marks=observed.marks)
             except (JoexError, OSError) as error:
                 if isinstance(error, SchemaError) and error.reason == "SchemaTooNew":
                     raise
@@ -130,6 +128,7 @@ class Newcomer:
             queues=settings.queues,
             tasks=self._app.names,
             pool_size=settings.pool_size,
+            most_losses=settings.most_losses,
             http_address=settings.http_address or None,
             lease=settings.lease,
             locks=self._locks,

@@ -144,7 +144,6 @@ class Registration:
             queues=settings.queues,
             lease=Lease(settings.lease),
             outage_patience=settings.outage_patience.total_seconds(),
-            most_losses=settings.most_losses,
             pooled=poll_interval is not None,
             held=lambda: [(run.job.id, run.job.lock_id) for run in list(self.runner.runs.values())],
             executing=lambda: self.runner.executing,
@@ -235,7 +234,7 @@ class Registration:
         if not self._ended.is_set() and not stubborn:
             with suppress(JoexError, OSError):
                 async with asyncio.timeout(_FLUSH_FOR), borrowed(self._pool) as connection:
-                    given_back = await executors.leave(connection, self._id, self._resources.settings.most_losses)
+                    given_back = await executors.leave(connection, self._id)
                 self._emit(events.Left(self._id, given_back))
         if stubborn:
             # Code in threads that ignores ctx.cancelled. While it runs, no other executor may run its jobs, so they

@@ -41,8 +41,8 @@ _CHECK_RUNS = statement(
 )
 _HAS_WORK = statement("SELECT joex_private.has_work($1::text[])")
 _CLAIM = statement("SELECT joex_private.claim($1::text::regclass, $2::float8, $3::bigint)")
-_RESCUE = statement("SELECT executor, app_id, jobs FROM joex_private.rescue($1::float8[], $2::bigint[], $3::integer)")
-_END = statement("SELECT joex_private.end_executor($1::integer, $2::text, $3::integer)")
+_RESCUE = statement("SELECT executor, app_id, jobs FROM joex_private.rescue($1::float8[], $2::bigint[])")
+_END = statement("SELECT joex_private.end_executor($1::integer, $2::text)")
 _GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer)")
 _STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[])")
@@ -68,6 +68,7 @@ class NewExecutor:
         pod_uid: the pod it runs in; None: none.
         boot_id, pid, process_start: which process it is, on which boot of its host; so that a successor on the same
             host can see whether it still exists.
+        most_losses: a job that it held fails when it has been lost more often.
         lease: how long others believe it alive without a heartbeat.
         locks: it holds a session lock (False behind a transaction pooler, where only heartbeats show that it lives).
     """
@@ -82,6 +83,7 @@ class NewExecutor:
     queues: Sequence[str]
     tasks: Sequence[str]
     pool_size: int
+    most_losses: int
     http_address: str | None
     lease: timedelta
     locks: bool
@@ -164,7 +166,6 @@ _LIST = statement(f"""
 async def register(
     connection: Connection,
     me: NewExecutor,
-    most_losses: int,
     gone: int | None = None,
     *,
     beside: Sequence[int] = (),
@@ -194,7 +195,7 @@ async def register(
             me.http_address,
             me.lease,
             me.locks,
-            most_losses,
+            me.most_losses,
             gone,
             [mark.age for mark in marks],
             [mark.id for mark in marks],
@@ -269,20 +270,20 @@ async def has_work(connection: Connection, queues: Sequence[str]) -> bool:
         return bool(await connection.fetchval(_HAS_WORK, queues))
 
 
-async def rescue(connection: Connection, marks: Sequence[Mark], most_losses: int) -> list[tuple[int, str, int]]:
+async def rescue(connection: Connection, marks: Sequence[Mark]) -> list[tuple[int, str, int]]:
     """End some executors that are dead; returns (id, app-id, jobs put back) of each; empty: there are no more.
 
     ``marks``: what the caller has observed.
     """
     ages, ids = [mark.age for mark in marks], [mark.id for mark in marks]
     with translated():
-        return [tuple(row) for row in await connection.fetch(_RESCUE, ages, ids, most_losses)]
+        return [tuple(row) for row in await connection.fetch(_RESCUE, ages, ids)]
 
 
-async def leave(connection: Connection, executor: int, most_losses: int) -> int:
+async def leave(connection: Connection, executor: int) -> int:
     """End this registration; returns how many jobs it still held, which are waiting again."""
     with translated():
-        return int(await connection.fetchval(_END, executor, "left", most_losses))
+        return int(await connection.fetchval(_END, executor, "left"))
 
 
 async def give_back_unknown(connection: Connection, executor: int, known: Sequence[UUID]) -> int:

@@ -30,7 +30,7 @@ _WATCH = statement("SELECT joex_private.watch($1::text, $2::text[], $3::interval
 _RETIRE = statement("SELECT joex_private.retire($1::text, $2::boolean)")
 _FORGET = statement("SELECT joex_private.forget_retired($1::text, $2::timestamptz)")
 _MARK_SPARE = statement("SELECT joex_private.mark_spare($1::text, $2::boolean)")
-_POD_GONE = statement("SELECT joex_private.pod_gone($1::text, $2::integer)")
+_POD_GONE = statement("SELECT joex_private.pod_gone($1::text)")
 _NOTE_STEP = statement("""
     SELECT joex_private.note_pool_step($1::text, $2::text, $3::text, $4::integer, $5::integer, $6::integer, $7::integer,
                                        $8::text, $9::text, $10::integer, $11::text, $12::integer, $13::integer,
@@ -219,10 +219,10 @@ async def mark_spare(connection: Connection, app_id: str, *, spare: bool) -> boo
         return bool(await connection.fetchval(_MARK_SPARE, app_id, spare))
 
 
-async def pod_gone(connection: Connection, pod_uid: str, most_losses: int) -> int:
+async def pod_gone(connection: Connection, pod_uid: str) -> int:
     """End the executor of a pod that has certainly stopped; returns how many jobs wait again."""
     with translated():
-        return int(await connection.fetchval(_POD_GONE, pod_uid, most_losses))
+        return int(await connection.fetchval(_POD_GONE, pod_uid))
 
 
 async def note_step(connection: Connection, step: NewPoolStep) -> bool:

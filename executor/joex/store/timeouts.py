@@ -10,7 +10,7 @@ from joex.store.statement import Connection, statement
 
 _SET_TIMEOUT = statement("SELECT joex_private.set_timeout($1::text, $2::interval, $3::boolean)")
 _TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex_private.task_timeout ORDER BY task")
-_RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue($1::integer)")
+_RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ async def timeouts(connection: Connection) -> list[TaskTimeout]:
         return [TaskTimeout(*row) for row in await connection.fetch(_TIMEOUTS)]
 
 
-async def recover_overdue(connection: Connection, most_losses: int) -> list[tuple[str, int]]:
+async def recover_overdue(connection: Connection) -> list[tuple[str, int]]:
     """Put back a batch of runs that did not report in time; returns their number for each executor or worker."""
     with translated():
-        return [(row["app_id"], row["jobs"]) for row in await connection.fetch(_RECOVER, most_losses)]
+        return [(row["app_id"], row["jobs"]) for row in await connection.fetch(_RECOVER)]

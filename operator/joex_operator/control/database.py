@@ -147,7 +147,7 @@ class Database:
                 self._outage = None  # the database has answered: the error concerns this caller alone
             raise
 
-    async def rescue(self, connection: Connection, most_losses: int) -> None:
+    async def rescue(self, connection: Connection) -> None:
         """End all dead executors of the database, and put their jobs back.
 
         A rescue looks at each executor. So the many pools of a database share it: it is done once for each observation
@@ -158,7 +158,7 @@ class Database:
             return
         self._rescued_by = marks
         for _ in range(_RESCUES):
-            if not await executors.rescue(connection, marks, most_losses):
+            if not await executors.rescue(connection, marks):
                 return
 
     async def run_times(self, connection: Connection) -> RunTimes:

@@ -128,7 +128,7 @@ class PoolObserver:
             if watch.recheck is not None:
                 watch.settle(time.monotonic(), await oldest_transaction(connection))
             # Where no executor is left, only the operator notices that the last one has died.
-            await database.rescue(connection, spec.most_losses)
+            await database.rescue(connection)
             shares, wait = await self._shares(pool, database, connection)
             sharing = [own, *self._sharers.beside(own)]
             waiting, found = await pools.demand_and_replicas(

@@ -199,7 +199,7 @@ class PoolReconciler:
                         connection, app_id(self._fleet.home(pool.namespace), replica), retired_at
                     )
                 case ReportGone(pod_uid):
-                    jobs = await pools.pod_gone(connection, pod_uid, pool.spec.most_losses)
+                    jobs = await pools.pod_gone(connection, pod_uid)
                     self._metrics.decisions.reclaimed(jobs)
         return True
 

@@ -83,6 +83,7 @@ CREATE TABLE joex_private.executor (
     queues         text[] NOT NULL CHECK (cardinality(queues) > 0),
     tasks          text[] NOT NULL,
     pool_size      integer NOT NULL CHECK (pool_size > 0),
+    most_losses    integer NOT NULL DEFAULT 5,  -- a job that it held fails when it has more (see put_back)
     http_address   text,
     lease          interval NOT NULL,       -- the silence after which it is dead, if its lock is free
     locks          boolean NOT NULL,        -- false: it can't hold a session lock (transaction pooling); only silence counts

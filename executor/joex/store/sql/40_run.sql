@@ -505,10 +505,9 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- Put back a batch of the jobs whose runs did not report in time (p_queues: only jobs of these queues). This is a loss (see put_back):
--- p_most_losses limits those of jobs that executors hold. Returns how many each executor or worker held.
-CREATE OR REPLACE FUNCTION joex_private.recover_overdue(
-    p_most_losses integer, p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
+-- Put back a batch of the jobs whose runs did not report in time (p_queues: only jobs of these queues). This is a loss (see put_back).
+-- Returns how many each executor or worker held.
+CREATE OR REPLACE FUNCTION joex_private.recover_overdue(p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
 RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -530,7 +529,7 @@ BEGIN
                 SELECT j.queue FROM joex_private.job j WHERE j.overdue_at IS NOT NULL AND j.queue > t.queue
                 ORDER BY j.queue LIMIT 1) n
         )
-        SELECT o.app_id, o.executor_id = 0 AS by_worker, array_agg(o.id) AS ids FROM (
+        SELECT o.app_id, o.executor_id = 0 AS by_worker, e.most_losses, array_agg(o.id) AS ids FROM (
             SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues) WHERE NOT v_floors) q(name) CROSS JOIN LATERAL (
                 SELECT j.id, j.app_id, j.executor_id FROM joex_private.job j
                 WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= v_now
@@ -542,10 +541,10 @@ BEGIN
                       AND (p_queues IS NULL OR j.queue = ANY (p_queues))
                 LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             LIMIT p_jobs) o
-        GROUP BY 1, 2 LOOP
+        LEFT JOIN joex_private.executor e ON e.id = o.executor_id GROUP BY 1, 2, 3 LOOP
         app_id := v_batch.app_id;
         -- (A worker has no setting for this, and may be stopped and started often: 19 losses are more than it explains.)
-        jobs := joex_private.put_back(v_batch.ids, 1, CASE WHEN v_batch.by_worker THEN 19 ELSE p_most_losses END,
+        jobs := joex_private.put_back(v_batch.ids, 1, CASE WHEN v_batch.by_worker THEN 19 ELSE v_batch.most_losses END,
                                       'its runs did not report in time', p_by_worker => v_batch.by_worker);
         RETURN NEXT;
     END LOOP;

@@ -23,7 +23,7 @@ BEGIN
     END IF;
     -- There may be no executor that does this. At most p_jobs, because other transactions can't take these jobs before this one ends.
     IF NOT joex_private.leaves_overdue() THEN
-        PERFORM joex_private.recover_overdue(NULL, ARRAY[p_queue], p_jobs);
+        PERFORM joex_private.recover_overdue(ARRAY[p_queue], p_jobs);
     END IF;
     SELECT array_agg(t.id) INTO v_ids FROM joex_private.take(0, ARRAY[p_queue], p_jobs, p_high, p_low, p_most, p_worker) t;
     RETURN QUERY

@@ -12,14 +12,14 @@
 -- server answered, and ends its runs first.
 
 -- End the registration of an executor and put its jobs back, scheduled and running ones alike: they wait again, at their old place in
--- line. A job with more than p_most_losses losses fails, because it may be the job that kills executors (see put_back). Jobs whose row
+-- line. A job with more losses than this executor allows fails, because it may be the job that kills executors (see put_back). Jobs whose row
 -- another session has locked, and jobs beyond p_jobs, follow with the next rescue (orphans). Returns how many jobs.
-CREATE OR REPLACE FUNCTION joex_private.end_executor(p_id integer, p_ending text, p_most_losses integer, p_jobs integer DEFAULT 5000)
+CREATE OR REPLACE FUNCTION joex_private.end_executor(p_id integer, p_ending text, p_jobs integer DEFAULT 5000)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.end_executor');
     PERFORM joex_private.mark_ended(p_id, p_ending);
-    RETURN coalesce((SELECT sum(o.jobs) FROM joex_private.put_back_orphans(p_most_losses, p_jobs, p_id) o), 0);
+    RETURN coalesce((SELECT sum(o.jobs) FROM joex_private.put_back_orphans(p_jobs, p_id) o), 0);
 END $$;
 
 -- Mark an executor as ended, and its jobs as orphans. Waits for a take of this executor that is under way (see hand_out); after this it
@@ -46,7 +46,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET enable_nestloop = off SET jit =
 
 -- Put back at most p_jobs jobs that ended executors still hold (p_id: only those of this executor). Any number of callers share this work:
 -- each skips the rows that another one has locked. Returns how many of each executor.
-CREATE OR REPLACE FUNCTION joex_private.put_back_orphans(p_most_losses integer, p_jobs integer, p_id integer DEFAULT NULL)
+CREATE OR REPLACE FUNCTION joex_private.put_back_orphans(p_jobs integer, p_id integer DEFAULT NULL)
 RETURNS TABLE (executor integer, jobs bigint) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_ended integer[] := ARRAY(SELECT e.id FROM joex_private.executor e WHERE e.orphans AND (p_id IS NULL OR e.id = p_id));
@@ -57,13 +57,13 @@ BEGIN
         RETURN;
     END IF;
     FOR v_batch IN
-        SELECT e.ending = 'left' AS in_order, array_agg(k.id) AS ids, array_agg(k.executor_id) AS executors
+        SELECT e.ending = 'left' AS in_order, e.most_losses, array_agg(k.id) AS ids, array_agg(k.executor_id) AS executors
         FROM (SELECT j.id, j.executor_id FROM joex_private.job j
               WHERE j.id = ANY (ARRAY(SELECT h.id FROM joex_private.held_by_any(v_ended) h))
                     AND coalesce(j.executor_id, 0) = ANY (v_ended)      -- (coalesce: by the primary key, not by the index of held jobs)
               LIMIT p_jobs FOR UPDATE SKIP LOCKED) k
-        JOIN joex_private.executor e ON e.id = k.executor_id GROUP BY 1 LOOP
-        PERFORM joex_private.put_back(v_batch.ids, CASE WHEN v_batch.in_order THEN 0 ELSE 1 END, p_most_losses,
+        JOIN joex_private.executor e ON e.id = k.executor_id GROUP BY 1, 2 LOOP
+        PERFORM joex_private.put_back(v_batch.ids, CASE WHEN v_batch.in_order THEN 0 ELSE 1 END, v_batch.most_losses,
                                       'its executor died each time it held this job', NOT v_batch.in_order);
         v_from := v_from || v_batch.executors;
     END LOOP;
@@ -124,7 +124,7 @@ END $$;
 -- End at most p_victims dead executors, and put back at most p_jobs jobs that ended executors still hold. Returns how many of each
 -- executor. The caller repeats this, each time in a transaction of its own, until it returns nothing. It never waits for a lock.
 CREATE OR REPLACE FUNCTION joex_private.rescue(
-    p_ages float8[], p_marks bigint[], p_most_losses integer, p_victims integer DEFAULT 200, p_jobs integer DEFAULT 2000
+    p_ages float8[], p_marks bigint[], p_victims integer DEFAULT 200, p_jobs integer DEFAULT 2000
 ) RETURNS TABLE (executor integer, app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_silent record;
@@ -146,7 +146,7 @@ BEGIN
         END IF;
     END LOOP;
     RETURN QUERY
-    WITH back AS MATERIALIZED (SELECT * FROM joex_private.put_back_orphans(p_most_losses, p_jobs))
+    WITH back AS MATERIALIZED (SELECT * FROM joex_private.put_back_orphans(p_jobs))
     SELECT e.id, e.app_id, coalesce(b.jobs, 0)
     FROM (SELECT unnest(v_dead) UNION SELECT b.executor FROM back b) f(id)
     JOIN joex_private.executor e ON e.id = f.id LEFT JOIN back b ON b.executor = f.id ORDER BY e.id;
@@ -257,7 +257,7 @@ BEGIN
             SELECT * INTO other FROM joex_private.executor e WHERE e.id = other.id AND e.left_at IS NULL FOR UPDATE;
             PERFORM FROM joex_private.lease l WHERE l.executor_id = other.id AND (v_certain OR l.beat = v_silent.beat) FOR UPDATE;
             IF other.id IS NOT NULL AND (FOUND OR v_certain OR v_silent.beat IS NULL) THEN
-                reclaimed := reclaimed + joex_private.end_executor(other.id, 'replaced', p_most_losses);
+                reclaimed := reclaimed + joex_private.end_executor(other.id, 'replaced');
                 other := NULL;
             END IF;
         END IF;
@@ -276,9 +276,9 @@ BEGIN
                   AND NOT EXISTS (SELECT joex_private.held_by(register.id));     -- (jobs of an executor whose row was deleted)
     END LOOP;
     INSERT INTO joex_private.executor (id, app_id, pod_uid, host, boot_id, pid, process_start, version, schema_version, queues,
-                                       tasks, pool_size, http_address, lease, locks, started_at)
+                                       tasks, pool_size, most_losses, http_address, lease, locks, started_at)
     VALUES (id, p_app_id, p_pod_uid, p_host, p_boot_id, p_pid, p_process_start, p_version, p_schema_version, p_queues,
-            p_tasks, p_pool_size, p_http_address, p_lease, p_locks, clock_timestamp());
+            p_tasks, p_pool_size, p_most_losses, p_http_address, p_lease, p_locks, clock_timestamp());
     INSERT INTO joex_private.lease (executor_id, heartbeat_at, beat) VALUES (id, clock_timestamp(), mark);
     PERFORM joex_private.notify_operators(p_app_id);
     PERFORM joex_private.announce_executor('executor-joined', id);

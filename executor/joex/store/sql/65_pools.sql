@@ -50,11 +50,11 @@ BEGIN
 END $$;
 
 -- A pod has certainly stopped: end its executor at once. Returns how many jobs go back.
-CREATE OR REPLACE FUNCTION joex_private.pod_gone(p_pod_uid text, p_most_losses integer) RETURNS bigint
+CREATE OR REPLACE FUNCTION joex_private.pod_gone(p_pod_uid text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.pod_gone');
-    RETURN (SELECT coalesce(sum(joex_private.end_executor(e.id, 'dead', p_most_losses)), 0)
+    RETURN (SELECT coalesce(sum(joex_private.end_executor(e.id, 'dead')), 0)
             FROM joex_private.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL);
 END $$;
 
@@ -92,7 +92,7 @@ BEGIN
             EXIT WHEN NOT FOUND;
         END LOOP;
     END LOOP;
-    PERFORM joex_private.recover_overdue(NULL, p_queues);
+    PERFORM joex_private.recover_overdue(p_queues);
 END $$;
 
 -- How many jobs of these queues an executor could take now, counted up to p_most: without the jobs of paused queues and groups, and without
