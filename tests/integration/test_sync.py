@@ -305,6 +305,17 @@ async def test_a_client_that_is_closed_waits_no_longer(proxy: Any) -> None:
         await call
 
 
+async def test_a_wait_ends_when_its_client_is_closed_and_opens_no_connection(
+    sync: joex.sync.Client, connection: asyncpg.Connection
+) -> None:
+    call = asyncio.ensure_future(asyncio.to_thread(sync.wait, sync.submit("a")))
+    await eventually(lambda: connection.fetchval(f"SELECT ({OURS}) = 1"), why="it waits")
+    sync.close()
+    with pytest.raises(joex.DatabaseUnavailable, match="this client is closed"):
+        await call
+    assert await connection.fetchval(f"SELECT ({OURS}) = 0")
+
+
 # ---- errors
 
 

@@ -87,8 +87,9 @@ class SyncConnections(PatientConnections):
 
         Raises:
             TimeoutError: the jobs did not get there in time.
+            DatabaseUnavailable: the client, or the caller's pool, was closed meanwhile.
         """
-        begun, left, found = self._now(), set(ids), dict[UUID, Job | None]()
+        begun, closed, left, found = self._now(), self._closed, set(ids), dict[UUID, Job | None]()
         while True:
             try:
                 async with self.using(patiently=False) as used:
@@ -109,6 +110,8 @@ class SyncConnections(PatientConnections):
                 raise too_late(len(left), len(set(ids)), states, limit)
             rest = POLL_EVERY if limit is None else limit.total_seconds() - waited
             await self._sleep(min(max(_FIRST_POLL, waited / 4), POLL_EVERY, rest))
+            if self._closed > closed or self._given is None and self._is_closing():
+                raise DatabaseUnavailable("this client is closed")
 
     def _now(self) -> float:
         return time.monotonic()
