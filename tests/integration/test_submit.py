@@ -662,10 +662,10 @@ async def test_arguments_that_are_longer_than_a_text_can_be_are_refused_though_t
 
 async def test_arguments_that_are_nested_so_deep_that_a_restore_might_not_read_them_are_refused(connection):
     """Functions can build what the server can not read from a text: no dump with such a job comes back."""
-    nested = "('{\"x\": ' || repeat('[', $1) || repeat(']', $1) || '}')::jsonb"
-    await connection.fetch(f"SELECT joex.submit('a', {nested})", 999)
+    nested = "('{\"x\": ' || repeat('[', $1) || 1 || repeat(']', $1) || '}')::jsonb"
+    await connection.fetch(f"SELECT joex.submit('a', {nested})", 998)
     await connection.execute("DELETE FROM joex_private.job")
-    await _each_call_refuses(connection, nested, 1000, LARGE, "at most 1000 levels of arrays")
+    await _each_call_refuses(connection, nested, 999, LARGE, "expected fewer than 1000 levels of arrays")
 
 
 async def _each_call_refuses(connection, document, repeated, calls, told):
@@ -712,21 +712,19 @@ async def test_among_many_the_smallest_value_whose_text_is_that_long_is_refused_
             await connection.fetch(f"SELECT {call} FROM small")  # noqa: S608 - constants
 
 
-async def test_a_result_whose_text_is_over_the_limit_is_refused(keyed, client, connection):
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ("'[' || repeat('1e131071,', 200) || '0]'", r"at most 16000000 bytes; got 26"),
+        ("repeat('[', 1000) || 1 || repeat(']', 1000)", "expected fewer than 1000 levels of arrays"),
+    ],
+    ids=["long", "deep"],
+)
+async def test_a_result_that_is_too_long_or_nested_too_deep_is_refused(keyed, client, connection, result, told):
     await keyed.add("a", 1)
     job = await keyed.accept("a")
-    finish = "SELECT joex.finish($1, $2, result => ('[' || repeat('1e131071,', 200) || '0]')::jsonb)"
-    with pytest.raises(asyncpg.PostgresError, match=r"^result: at most 16000000 bytes; got 26"):
-        await connection.fetch(finish, job.job, job.lock_id)
-    assert (await client.get(job.job)).state == "running"
-
-
-async def test_a_result_that_is_nested_so_deep_is_refused_too(keyed, client, connection):
-    await keyed.add("a", 1)
-    job = await keyed.accept("a")
-    finish = "SELECT joex.finish($1, $2, result => (repeat('[', 1001) || repeat(']', 1001))::jsonb)"
-    with pytest.raises(asyncpg.PostgresError, match=r"^result: at most 1000 levels of arrays"):
-        await connection.fetch(finish, job.job, job.lock_id)
+    with pytest.raises(asyncpg.PostgresError, match=f"^result: {told}"):
+        await connection.fetch(f"SELECT joex.finish($1, $2, result => ({result})::jsonb)", job.job, job.lock_id)
     assert (await client.get(job.job)).state == "running"
 
 
