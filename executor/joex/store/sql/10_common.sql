@@ -104,7 +104,7 @@ BEGIN
             p_field, v_text USING ERRCODE = 'JX003';
     ELSIF jsonb_path_exists(p_value, '$.**{1000}') THEN
         -- Functions can build what the server can't read from a text (about 18,000 levels), so that no dump with it could be restored. (A
-        -- value of 8,000 bytes, which nobody checks, has 999 levels at most.)
+        -- value of 8,000 bytes, which `check_size` does not read, has 999 levels at most.)
         RAISE EXCEPTION '%: expected fewer than 1000 levels of arrays and objects, one in another', p_field USING ERRCODE = 'JX003';
     END IF;
 END $$;
