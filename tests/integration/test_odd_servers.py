@@ -100,8 +100,13 @@ READY = LOGGED_IN + message(b"S", b"server_version\x0018.0\0") + message(b"K", b
         OUT_OF_TURN,
         LOGGED_IN + SCRAM,
         2 * SCRAM,
+        SCRAM + message(b"R", (12).to_bytes(4) + b"v=eA=="),
+        SCRAM + b"R" + (100_000).to_bytes(4) + (11).to_bytes(4),  # and the rest later
     ],
-    ids=["of the kind 0", "zeros", "logged in", "of no length", "empty", "out of turn", "too late", "twice"],
+    ids=[
+        *("of the kind 0", "zeros", "logged in", "of no length", "empty", "out of turn", "too late", "twice"),
+        *("too soon", "too long"),
+    ],
 )
 async def test_a_server_that_speaks_no_postgresql_is_refused(said: bytes, way: str, authority: Authority) -> None:
     """asyncpg alone would read a message of the kind 0 for ever, and end the process by SIGSEGV at the last one."""

@@ -21,7 +21,7 @@ from asyncpg.protocol import Protocol
 _HEAD = struct.Struct("!Bi")
 _LEAST = 4
 """The length of a message counts its own four bytes."""
-_LOGIN, _LOGGED_IN, _SASL, _SASL_CONTINUE, _SASL_FINAL = ord("R"), 0, 10, 11, 12
+_LOGIN, _SASL, _SASL_CONTINUE, _SASL_FINAL = ord("R"), 10, 11, 12
 _LONGEST_LOGIN = 65_536
 _BEFORE = {_SASL: None, _SASL_CONTINUE: _SASL, _SASL_FINAL: _SASL_CONTINUE}
 """After which message of the login each step of SCRAM may come."""
@@ -99,10 +99,10 @@ class _Check:
         at, end, wrong = self._to_come, len(data), ""
         while at + _HEAD.size <= end and not wrong:
             kind, length = _HEAD.unpack_from(data, at)
-            if kind == 0 or length < _LEAST:
+            if kind == 0 or length < _LEAST or (kind == _LOGIN and length > _LONGEST_LOGIN):
                 wrong = NO_POSTGRES
             elif kind == _LOGIN:
-                if at + 1 + length > end and length <= _LONGEST_LOGIN:
+                if at + 1 + length > end:
                     break  # asyncpg gets it when it is whole
                 wrong = self._judged(data[at + _HEAD.size : at + 1 + length])
             at += 0 if wrong else 1 + length
@@ -118,8 +118,7 @@ class _Check:
     def _judged(self, message: bytes) -> str:
         """What is wrong with a message about the login; empty: nothing."""
         code = int.from_bytes(message[:_LEAST])
-        is_out_of_turn = self._latest == _LOGGED_IN or self._latest != _BEFORE.get(code, self._latest)
-        if len(message) < _LEAST or len(message) > _LONGEST_LOGIN or is_out_of_turn:
+        if len(message) < _LEAST or self._latest != _BEFORE.get(code, self._latest):
             return NO_POSTGRES
         self._latest = code
         wanted = re.search(rb",i=0*(\d+)", message) if code == _SASL_CONTINUE else None
