@@ -522,6 +522,13 @@ async def test_of_several_claims_one_holds_until_it_ends_and_its_owner_can_renew
     assert await claim() is not None, "the server's clock was set back after the latest claim"
 
 
+async def test_a_claim_waits_for_no_standby(bench):
+    """While the synchronous one is away, all that an executor does for others would wait with it."""
+    async with bench.connection.transaction():
+        assert await executors.claim(bench.connection, "joex_private.floor_claims", 30.0)
+        assert await bench.connection.fetchval("SHOW synchronous_commit") == "off"
+
+
 async def test_one_executor_of_a_fleet_raises_floors_and_another_one_goes_on_when_its_claim_has_ended(
     bench, executor, pool, keeper, monkeypatch
 ):
