@@ -208,6 +208,20 @@ async def test_a_database_that_answers_each_statement_late_is_used_for_a_limited
         await database.close()
 
 
+async def test_a_database_that_hangs_is_given_up_before_a_migration_would_be(connection, database_url, monkeypatch):
+    """A migration may take an hour. Meanwhile no other pool of the database is looked after."""
+    monkeypatch.setattr("joex_operator.control.database._USED_FOR", 0.2)
+    database = Database(database_url, lambda *_: None, migrate=True, start_scheduler=Mock())
+    try:
+        async with asyncio.timeout(PATIENCE), connection.transaction():
+            await connection.execute("LOCK TABLE joex_private.migration")
+            with pytest.raises(DatabaseUnavailable):
+                async with database.connection():
+                    pass
+    finally:
+        await database.close()
+
+
 @pytest.mark.parametrize(("name", "error"), [("postgres", SchemaError), ("there_is_no_such_database", ConfigError)])
 async def test_the_many_pools_of_a_database_that_can_not_be_used_share_a_try(postgres, monkeypatch, name, error):
     """Each try connects, one after the other: a thousand pools would do little else."""
