@@ -17,7 +17,7 @@ pytestmark = pytest.mark.postgres(16, 18)
 
 FOUR_ONE = CountingScheme(4, 1)
 HELD = 1280
-AHEAD = HELD // 128
+AHEAD = HELD // 64
 GROUPS = [f"group {n}" for n in range(10)]
 
 _HOLD = """
@@ -79,9 +79,13 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(bench) -> Fleet:
+    return await _fleet_of(bench, GROUPS, stock=40)
+
+
+async def _fleet_of(bench: Any, groups: list[str], *, stock: int) -> Fleet:
     others = await bench.executor("others")
-    held = await bench.connection.fetch(_HOLD, others, list(itertools.islice(itertools.cycle(GROUPS), HELD)))
-    await bench.connection.execute(_STOCK, GROUPS, 40)
+    held = await bench.connection.fetch(_HOLD, others, list(itertools.islice(itertools.cycle(groups), HELD)))
+    await bench.connection.execute(_STOCK, groups, stock)
     fleet = Fleet(bench, await bench.executor("taker", pool_size=1000), held)
     await fleet.take()  # learns how many are held
     await fleet.take()  # makes the first plan
@@ -105,6 +109,12 @@ async def test_a_small_part_of_the_held_jobs_is_chosen_ahead_and_others_draw_it_
     assert await fleet.left() == 0
     assert len(await fleet.take()) == 1
     assert len(await fleet.entries()) == AHEAD - 1
+
+
+@pytest.mark.parametrize(("slots_each", "ahead"), [(4, HELD // 64), (2, HELD // 128)])
+async def test_a_smaller_part_is_chosen_ahead_where_groups_hold_few_jobs_each(bench, slots_each, ahead):
+    fleet = await _fleet_of(bench, [f"group {n}" for n in range(HELD // slots_each)], stock=1)
+    assert len(await fleet.entries()) == ahead - 1
 
 
 async def test_why_counts_turns_from_where_the_draws_have_come_to(fleet):
@@ -275,8 +285,8 @@ async def test_a_take_waits_for_the_plan_of_another_one_which_has_locked_all_job
     await connection.execute("CREATE TABLE other_than_new ()")  # this database serves no other test
     await connection.execute("DELETE FROM joex_private.plan")
     await connection.execute(
-        "INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, held, renew_at) "
-        "VALUES ('default', 1, '{}', '{}', '{}', 1280, now())"
+        "INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, ahead, renew_at) "
+        "VALUES ('default', 1, '{}', '{}', '{}', 10, now())"
     )
     transaction = planner.transaction()
     await transaction.start()

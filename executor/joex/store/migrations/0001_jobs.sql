@@ -386,7 +386,7 @@ CREATE UNLOGGED TABLE joex_private.plan (
     tids      tid[] NOT NULL,       -- the rows of the jobs, in the order of service
     cursors   bigint[] NOT NULL,    -- the ring cursor before each service
     turns     smallint[] NOT NULL,  -- the position in the counting scheme of its group before it; null: the service is not counted
-    held      integer NOT NULL,     -- the jobs that executors held, when it was made
+    ahead     integer NOT NULL,     -- how many services the next plan has
     made_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     renew_at  timestamptz NOT NULL,
     PRIMARY KEY (queue, first)

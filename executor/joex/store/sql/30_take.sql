@@ -262,11 +262,13 @@ END $$;
 -- same for all passes; p_again: this is not the first pass. p_most: no job of a higher rank than this is taken.
 -- blocked: the places of groups that were to be served, and all of whose jobs other transactions have locked. The next pass must leave
 -- them out (p_without), otherwise they block later groups. For a plan (see 35_plans.sql): cursors, where the cursor is after each
--- service; turns, where its group stands in the counting scheme before it (null: it is not counted); held, the jobs that executors hold,
--- of the groups that this pass has met. is_all: all that these may run is in tids, so another pass would find nothing.
+-- service; turns, where its group stands in the counting scheme before it (null: it is not counted); ahead, how many services the next
+-- plan has: a 64th of what is held by the groups that this pass has met, a 128th where these hold fewer than four jobs each, because a
+-- plan shifts a share by a job; as many as fit into a page; 0 where that is little. is_all: all that these groups may run is in tids, so
+-- another pass would find nothing.
 CREATE OR REPLACE FUNCTION joex_private.choose(
     p_queue text, p_from bigint, p_again boolean, p_cursor regclass, p_free integer, p_high integer, p_low integer, p_most bytea,
-    p_without bigint[], OUT tids tid[], OUT blocked bigint[], OUT cursors bigint[], OUT turns integer[], OUT held bigint,
+    p_without bigint[], OUT tids tid[], OUT blocked bigint[], OUT cursors bigint[], OUT turns integer[], OUT ahead integer,
     OUT is_all boolean
 ) LANGUAGE plpgsql VOLATILE
 SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET enable_memoize = off SET jit = off AS $$
@@ -412,9 +414,12 @@ BEGIN
                        THEN v_served ELSE 0 END
                    + (SELECT count(*) FROM chosen c
                       WHERE c.ring = l.ring AND c.level = l.level AND c.is_over = l.is_over)) FROM last l),
-           (SELECT array_agg(c.ring) FROM counted c), (SELECT array_agg(c.position) FROM counted c), (SELECT sum(w.running) FROM walk w),
+           (SELECT array_agg(c.ring) FROM counted c), (SELECT array_agg(c.position) FROM counted c),
+           (SELECT CASE WHEN sum(w.running) >= 256 THEN least(
+                       sum(w.running) / CASE WHEN avg(w.running) FILTER (WHERE w.running > 0) >= 4 THEN 64 ELSE 128 END, 400)
+                   ELSE 0 END FROM walk w),
            (SELECT sum(c.room) FROM candidate c) = (SELECT count(*) FROM chosen)
-    INTO tids, cursors, turns, blocked, v_cursor, v_turned, v_positions, held, is_all;
+    INTO tids, cursors, turns, blocked, v_cursor, v_turned, v_positions, ahead, is_all;
     PERFORM setval(p_cursor, v_cursor) WHERE v_cursor IS NOT NULL;
     IF v_turned IS NOT NULL THEN
         PERFORM joex_private.count_turns(p_queue, v_turned, v_positions);
@@ -648,7 +653,7 @@ DECLARE
     v_ahead integer;
     v_cursors bigint[];
     v_turns integer[];
-    v_held bigint;
+    v_next_ahead integer;
     v_begun timestamptz;
     v_is_all boolean := false;
     v_tids tid[];
@@ -683,14 +688,14 @@ BEGIN
                 v_without := joex_private.leave_out_locked(p_queue, v_from, v_again, v_want, p_high, p_low, p_most, v_without);
                 EXIT WHEN v_without IS NULL;
             END IF;
-            SELECT c.tids, c.blocked, c.cursors, c.turns, c.held, c.is_all
-            INTO v_tids, v_blocked, v_cursors, v_turns, v_held, v_is_all
+            SELECT c.tids, c.blocked, c.cursors, c.turns, c.ahead, c.is_all
+            INTO v_tids, v_blocked, v_cursors, v_turns, v_next_ahead, v_is_all
             FROM joex_private.choose(
                 p_queue, v_from, v_again, p_cursor, greatest(v_want, v_ahead), p_high, p_low, p_most, v_without) c;
             EXIT WHEN v_tids = '{}' AND v_blocked = '{}';
-            IF cardinality(v_tids) > v_want OR cardinality(v_tids) = v_want AND v_plans AND v_ahead = 0 AND v_held >= 256 THEN
+            IF cardinality(v_tids) > v_want OR cardinality(v_tids) = v_want AND v_plans AND v_ahead = 0 AND v_next_ahead > 0 THEN
                 PERFORM joex_private.publish_plan(
-                    p_queue, p_drawn, v_tids[v_want + 1:], v_cursors[v_want:], v_turns[v_want + 1:], v_held, v_begun);
+                    p_queue, p_drawn, v_tids[v_want + 1:], v_cursors[v_want:], v_turns[v_want + 1:], v_next_ahead, v_begun);
                 v_tids := v_tids[:v_want];
             END IF;
             v_again := true;

@@ -1,7 +1,7 @@
 -- Plans: the next services of a queue, which one take of a large fleet chooses for those after it.
 --
 -- To choose (see 30_take.sql) a take must look at all groups with work and count what they hold: the cost of the fleet, not of the
--- batch. So a take that has to choose chooses ahead, for a 128th of the held jobs, in the very order in which the rule serves them.
+-- batch. So a take that has to choose chooses ahead, for a small part of the held jobs, in the very order in which the rule serves them.
 -- Other takes draw from this plan: a number from a sequence, and the row at its entry, which they lock. A plan is advice: to take a
 -- runnable job too early breaks the order of service, and nothing else. A draw passes over an entry whose job has been taken, changed or
 -- moved meanwhile, and checks pauses and limits. New groups, changes of weight, and runs that have ended since wait for the next choice:
@@ -10,10 +10,10 @@
 --
 -- Fleets that hold few jobs have no plans.
 
--- How many services to choose ahead: a 128th of what was held lately; as many as fit into a page. 0: that is not known, or little.
+-- How many services to choose ahead, by what was held lately (see choose). 0: that is not known, or little.
 CREATE OR REPLACE FUNCTION joex_private.services_to_plan(p_queue text) RETURNS integer LANGUAGE sql VOLATILE AS $$
     SELECT coalesce((
-        SELECT CASE WHEN p.held >= 256 THEN least(p.held / 128, 400) ELSE 0 END FROM joex_private.plan p
+        SELECT p.ahead FROM joex_private.plan p
         WHERE p.queue = p_queue AND p.made_at BETWEEN clock_timestamp() - interval '10 seconds' AND clock_timestamp()
         ORDER BY p.first DESC LIMIT 1), 0) $$;
 
@@ -112,15 +112,15 @@ LANGUAGE sql VOLATILE AS $$
 -- Publish what a take has chosen for the takes after it. It keeps the ring until its transaction has ended, because until then other
 -- takes see neither the plan nor its jobs, which are locked: a choice would find less than there is.
 CREATE OR REPLACE FUNCTION joex_private.publish_plan(
-    p_queue text, p_drawn regclass, p_tids tid[], p_cursors bigint[], p_turns integer[], p_held bigint, p_begun timestamptz
+    p_queue text, p_drawn regclass, p_tids tid[], p_cursors bigint[], p_turns integer[], p_ahead integer, p_begun timestamptz
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_now CONSTANT timestamptz := clock_timestamp();
     v_first CONSTANT bigint := nextval(p_drawn) + 1;
 BEGIN
     PERFORM pg_advisory_xact_lock(joex_private.ring_lock(), hashtext(p_queue));
-    INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, held, renew_at)
-    VALUES (p_queue, v_first, p_tids, p_cursors, p_turns::smallint[], p_held, v_now + greatest(interval '200 ms', 3 * (v_now - p_begun)));
+    INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, ahead, renew_at)
+    VALUES (p_queue, v_first, p_tids, p_cursors, p_turns::smallint[], p_ahead, v_now + greatest(interval '200 ms', 3 * (v_now - p_begun)));
     -- (The plan before, of which there is one at most, because this take holds the ring. A search for all would walk over plans that
     -- vacuum can't clear.)
     DELETE FROM joex_private.plan p WHERE p.queue = p_queue
