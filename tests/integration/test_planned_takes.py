@@ -4,13 +4,16 @@ import asyncio
 import itertools
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import asyncpg
 import pytest
 
 from joex.core.priority_turns import CountingScheme
-from joex.store import runs, stats, worker_runs
+from joex.store import executors, runs, stats, worker_runs
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -33,6 +36,8 @@ _JOBS = """
     SELECT j.id, j.grp FROM joex_private.plan p CROSS JOIN unnest(p.tids) WITH ORDINALITY AS e(tid, nr)
     JOIN joex_private.job j ON j.ctid = e.tid ORDER BY e.nr
 """
+_HELD_BY_GROUP = "SELECT grp, count(*) FROM joex_private.job WHERE executor_id IS NOT NULL GROUP BY grp"
+_WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
 _WAITING = "SELECT EXISTS (SELECT FROM joex_private.job WHERE lane IS NOT NULL)"
 _LEFT = """
     SELECT p.first + cardinality(p.tids) - 1 - coalesce(pg_sequence_last_value(q.drawn), 0)
@@ -61,6 +66,19 @@ class Fleet:
     async def left(self) -> int:
         """How many entries of the plan have not been drawn."""
         return int(await self.bench.connection.fetchval(_LEFT))
+
+    async def fill(self) -> None:
+        """No group has room, though all have a backlog, and takes wait for each other as long as it takes."""
+        for group, held in await self.bench.connection.fetch(_HELD_BY_GROUP):
+            await stats.set_group(self.bench.connection, group, "default", max_running=held)
+        await self.bench.connection.execute("ALTER FUNCTION joex_private.wait_for_ring SET lock_timeout = 0")
+        await self.bench.connection.execute("CREATE TABLE other_than_new ()")  # this database serves no other test
+        await self.renew()
+
+    async def make_room(self, group: int) -> None:
+        """End a run of this group."""
+        job_id, lock_id = self.held[group]
+        assert await runs.finish_many(self.bench.connection, [runs.EndedRun(job_id, lock_id, "success")]) == []
 
     async def set_group(self, group: str, *, paused: bool = False, max_running: int | None = None) -> None:
         """Change a group just after a take has read the plan, which `joex.set_group` discards."""
@@ -292,8 +310,7 @@ async def test_a_take_waits_for_the_plan_of_another_one_which_has_locked_all_job
     await transaction.start()
     assert len(await runs.take(planner, fleet.taker, ["default"], 1, FOUR_ONE)) == 1
     waits = asyncio.ensure_future(runs.take(other, fleet.taker, ["default"], 1, FOUR_ONE))
-    waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
-    await eventually(lambda: waits.done() or connection.fetchval(waiting, other.get_server_pid()))
+    await eventually(lambda: waits.done() or connection.fetchval(_WAITS, other.get_server_pid()))
     await transaction.commit()
     assert len(await waits) == 1
 
@@ -315,6 +332,92 @@ async def test_the_plan_of_a_transaction_that_is_rolled_back_was_never_there(fle
     await runs.take(other, fleet.taker, ["default"], 1, FOUR_ONE)
     await transaction.rollback()
     assert len(await fleet.take(390)) == 390
+
+
+@asynccontextmanager
+async def two_takes_in_line(fleet: Fleet, connect: Any, *, writes: bool = False) -> AsyncIterator[list[Any]]:
+    """Two takes wait for the ring while a group has room for one job; after the block, the list has what they found.
+
+    These are the groups of their jobs, and how often the second one has chosen.
+    """
+    await fleet.fill()
+    await fleet.make_room(0)
+    connection, first, second = fleet.bench.connection, await connect(), await connect()
+    other = await fleet.bench.executor("another")
+    found: list[Any] = []
+    async with second.transaction():
+        await second.execute("SET LOCAL track_functions = 'pl'")
+        if writes:
+            await second.execute("SELECT pg_current_xact_id()")
+        await connection.execute("SELECT pg_advisory_lock(joex_private.ring_lock(), hashtext('default'))")
+        takes = []
+        for session, taker in (first, fleet.taker), (second, other):
+            takes.append(asyncio.ensure_future(runs.take(session, taker, ["default"], 2, FOUR_ONE)))
+            await eventually(partial(connection.fetchval, _WAITS, session.get_server_pid()))
+        yield found
+        await connection.execute("SELECT pg_advisory_unlock(joex_private.ring_lock(), hashtext('default'))")
+        found += [[job.group for job in await take] for take in takes]
+        choices = "SELECT pg_stat_get_xact_function_calls('joex_private.choose'::regproc)"
+        found.append(await second.fetchval(choices) or 0)
+
+
+async def test_a_take_that_waited_while_another_one_took_all_that_could_run_does_not_choose(fleet, another_connection):
+    async with two_takes_in_line(fleet, another_connection) as found:
+        pass
+    assert found == [[GROUPS[0]], [], 0]
+
+
+async def test_one_that_has_written_does(fleet, another_connection):
+    """What it has written, the other one did not see: it may have made room for a job."""
+    async with two_takes_in_line(fleet, another_connection, writes=True) as found:
+        pass
+    assert found == [[GROUPS[0]], [], 1]
+
+
+async def test_so_does_one_that_waited_while_the_executor_of_the_other_one_began_to_drain(fleet, another_connection):
+    async with two_takes_in_line(fleet, another_connection) as found:
+        await fleet.bench.connection.execute("SELECT joex_private.drain('taker')")
+    assert found == [[], [GROUPS[0]], 1]
+
+
+async def test_so_does_one_that_waited_while_a_job_was_locked(fleet, another_connection):
+    """The other one passed over the job, and its transaction may have rolled back since."""
+    connection = await another_connection()
+    async with connection.transaction():
+        await connection.execute(
+            "SELECT FROM joex_private.job WHERE lane IS NOT NULL AND grp = $1 FOR UPDATE", GROUPS[0]
+        )
+        async with two_takes_in_line(fleet, another_connection) as found:
+            await fleet.make_room(1)
+    assert found[:2] == [[GROUPS[1]], []]
+    assert found[2] > 0
+
+
+async def test_so_does_one_that_has_begun_to_wait_since_the_other_one_chose(fleet, another_connection):
+    """The room that its run has left came after that choice, though before the end of that take."""
+    await fleet.fill()
+    other = await fleet.bench.executor("another")
+    takes = []
+    lock = await another_connection()
+    async with lock.transaction():
+        await lock.execute("SELECT FROM joex_private.executor WHERE id = $1 FOR UPDATE", fleet.taker)
+        for group, taker in enumerate((fleet.taker, other)):
+            await fleet.make_room(group)
+            session = await another_connection()
+            takes.append(asyncio.ensure_future(runs.take(session, taker, ["default"], 2, FOUR_ONE)))
+            await eventually(partial(fleet.bench.connection.fetchval, _WAITS, session.get_server_pid()))
+    assert [[job.group for job in await take] for take in takes] == [[GROUPS[0]], [GROUPS[1]]]
+
+
+async def test_executors_look_for_no_work_just_after_a_take_that_took_all_that_could_run(fleet):
+    connection = fleet.bench.connection
+    await fleet.fill()
+    assert await executors.has_work(connection, ["default"])
+    assert await fleet.take(5) == []
+    await fleet.settle()
+    assert not await executors.has_work(connection, ["default"])
+    await fleet.renew()
+    assert await executors.has_work(connection, ["default"])
 
 
 async def test_a_worker_draws_from_the_plan_and_makes_none(fleet):

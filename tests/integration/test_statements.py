@@ -243,6 +243,7 @@ CALLS = {
     "draw": "joex_private.draw('default', NULL, 1)",
     "hold_ring": "joex_private.hold_ring('default', NULL, NULL, 1), joex_private.free_ring('default')",
     "allowed": "joex_private.allowed('{}', '{}', 'default')",
+    "found_all": "joex_private.found_all('default', now())",
     "services_to_plan": "joex_private.services_to_plan('default')",
     "give_back_turns": None,  # hold_ring calls it
     "publish_plan": None,  # take_in_turn calls it

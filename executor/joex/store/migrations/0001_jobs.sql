@@ -384,7 +384,7 @@ CREATE UNLOGGED TABLE joex_private.plan (
     queue     text NOT NULL,
     first     bigint NOT NULL,      -- the draw that gets the first entry
     tids      tid[] NOT NULL,       -- the rows of the jobs, in the order of service
-    cursors   bigint[] NOT NULL,    -- the ring cursor before each service
+    cursors   bigint[] NOT NULL,    -- the ring cursor before each service; none: all that could run was taken
     turns     smallint[] NOT NULL,  -- the position in the counting scheme of its group before it; null: the service is not counted
     ahead     integer NOT NULL,     -- how many services the next plan has
     made_at   timestamptz NOT NULL DEFAULT clock_timestamp(),

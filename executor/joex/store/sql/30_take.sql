@@ -141,7 +141,7 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 -- How many more jobs of a group with a limit may run. A limit must hold at every moment, so that takes from such a group
 -- exclude each other until they have committed: 0 where another one is under way. (That one wakes a sleeping executor if it leaves
 -- work.) It counts again in a statement of its own, which sees what has committed before the lock was free. (It counts before
--- too: to lock a row is to write, and a take that finds all groups at their limits writes nothing.)
+-- too: to lock a row is to write, and a take that finds all groups at their limits locks none.)
 CREATE OR REPLACE FUNCTION joex_private.room(p_queue text, p_ring bigint, p_limit integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -650,10 +650,12 @@ DECLARE
     v_again boolean := false;
     v_want integer := p_free;
     v_plans boolean;
+    v_ends boolean := false;    -- it tells the takes that wait for it that nothing is left
     v_ahead integer;
     v_cursors bigint[];
     v_turns integer[];
     v_next_ahead integer;
+    v_got integer;
     v_begun timestamptz;
     v_is_all boolean := false;
     v_tids tid[];
@@ -668,8 +670,9 @@ BEGIN
         v_tids := '{}';
         v_blocked := '{}';
         IF v_holds_ring IS NULL THEN
-            SELECT h.tids, h.holds_ring INTO v_tids, v_holds_ring
+            SELECT h.tids, h.holds_ring, h.is_all INTO v_tids, v_holds_ring, v_is_all
             FROM joex_private.hold_ring(p_queue, p_cursor, p_drawn, v_want) h;
+            EXIT WHEN v_is_all;
             v_from := CASE WHEN p_cursor IS NULL THEN joex_private.any_place() * 256
                            ELSE coalesce(pg_sequence_last_value(p_cursor), -9223372036854775808) END;
         END IF;
@@ -692,7 +695,9 @@ BEGIN
             INTO v_tids, v_blocked, v_cursors, v_turns, v_next_ahead, v_is_all
             FROM joex_private.choose(
                 p_queue, v_from, v_again, p_cursor, greatest(v_want, v_ahead), p_high, p_low, p_most, v_without) c;
-            EXIT WHEN v_tids = '{}' AND v_blocked = '{}';
+            v_is_all := v_is_all OR v_tids = '{}' AND v_blocked = '{}';
+            v_ends := v_is_all AND v_plans AND v_next_ahead > 0 AND cardinality(v_tids) < v_want AND v_without = '{}';
+            EXIT WHEN v_tids = '{}' AND v_is_all AND NOT v_ends;
             IF cardinality(v_tids) > v_want OR cardinality(v_tids) = v_want AND v_plans AND v_ahead = 0 AND v_next_ahead > 0 THEN
                 PERFORM joex_private.publish_plan(
                     p_queue, p_drawn, v_tids[v_want + 1:], v_cursors[v_want:], v_turns[v_want + 1:], v_next_ahead, v_begun);
@@ -703,11 +708,15 @@ BEGIN
         END IF;
         v_want := v_want - cardinality(v_tids);
         v_without := v_without || v_blocked;
-        IF (v_want = 0 OR v_is_all) AND v_holds_ring THEN
+        IF (v_want = 0 OR v_is_all) AND NOT v_ends AND v_holds_ring THEN
             PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
             v_holds_ring := false;
         END IF;
         RETURN QUERY SELECT * FROM joex_private.hand_out(v_tids, p_executor, p_app_id);
+        GET DIAGNOSTICS v_got = ROW_COUNT;
+        IF v_ends AND v_got = cardinality(v_tids) THEN      -- (an executor that drains gets none)
+            PERFORM joex_private.publish_plan(p_queue, p_drawn, '{}', '{}', '{}', v_next_ahead, v_begun);
+        END IF;
         EXIT WHEN v_want = 0 OR v_is_all;
     END LOOP;
     IF v_holds_ring THEN

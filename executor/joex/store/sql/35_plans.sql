@@ -18,22 +18,39 @@ CREATE OR REPLACE FUNCTION joex_private.services_to_plan(p_queue text) RETURNS i
         ORDER BY p.first DESC LIMIT 1), 0) $$;
 
 -- Hold the ring of a queue (see wait_for_ring), to choose; unless another take has made a plan meanwhile: then these are the next jobs by
--- it, locked, and holds_ring is null.
+-- it, locked, and holds_ring is null. is_all: while this one waited, a take has begun to choose, and has taken all that could run, so this
+-- one need not look at all groups too: it answers as if its turn had come right after that choice. (Not if it has written: that take did
+-- not see the jobs that this one has promoted, or the room that it has made.)
 CREATE OR REPLACE FUNCTION joex_private.hold_ring(
-    p_queue text, p_cursor regclass, p_drawn regclass, p_want integer, OUT tids tid[], OUT holds_ring boolean
+    p_queue text, p_cursor regclass, p_drawn regclass, p_want integer, OUT tids tid[], OUT holds_ring boolean, OUT is_all boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_since CONSTANT timestamptz := clock_timestamp();
 BEGIN
-    holds_ring := pg_try_advisory_lock(joex_private.ring_lock(), hashtext(p_queue)) OR joex_private.wait_for_ring(p_queue);
-    tids := joex_private.draw(p_queue, p_drawn, p_want);
+    is_all := false;
+    holds_ring := pg_try_advisory_lock(joex_private.ring_lock(), hashtext(p_queue));
+    IF NOT holds_ring THEN
+        holds_ring := joex_private.wait_for_ring(p_queue);
+        is_all := p_drawn IS NOT NULL AND pg_current_xact_id_if_assigned() IS NULL AND joex_private.found_all(p_queue, v_since);
+    END IF;
+    tids := CASE WHEN is_all THEN '{}' ELSE joex_private.draw(p_queue, p_drawn, p_want) END;
     IF tids <> '{}' THEN
         IF holds_ring THEN
             PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
         END IF;
         holds_ring := NULL;
-    ELSIF holds_ring AND p_drawn IS NOT NULL AND p_cursor IS NOT NULL THEN
+    ELSIF holds_ring AND NOT is_all AND p_drawn IS NOT NULL AND p_cursor IS NOT NULL THEN
         PERFORM joex_private.give_back_turns(p_queue, p_cursor, p_drawn);
     END IF;
 END $$;
+
+-- Whether the newest plan is of a take that has begun to choose since p_since, and has taken all that could run: it has no cursor.
+-- p_valid_at: and that plan is still valid then.
+CREATE OR REPLACE FUNCTION joex_private.found_all(p_queue text, p_since timestamptz, p_valid_at timestamptz DEFAULT '-infinity')
+RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce((
+        SELECT p.cursors = '{}' AND p.made_at BETWEEN p_since AND clock_timestamp() AND p.renew_at > p_valid_at
+        FROM joex_private.plan p WHERE p.queue = p_queue ORDER BY p.first DESC LIMIT 1), false) $$;
 
 -- End the plan of a queue, whose ring the caller holds: cursor and counting schemes go back to the first entry that has not been drawn.
 CREATE OR REPLACE FUNCTION joex_private.give_back_turns(p_queue text, p_cursor regclass, p_drawn regclass) RETURNS void
@@ -109,8 +126,9 @@ LANGUAGE sql VOLATILE AS $$
                         FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = e.ring) s
     WHERE NOT s.paused AND (s.most IS NULL OR e.kth <= joex_private.room(p_queue, e.ring, s.most)) $$;
 
--- Publish what a take has chosen for the takes after it. It keeps the ring until its transaction has ended, because until then other
--- takes see neither the plan nor its jobs, which are locked: a choice would find less than there is.
+-- Publish what a take has chosen for the takes after it; or nothing, and no cursor: it has taken all that could run. p_begun: no later
+-- than the snapshot of its choice. It keeps the ring until its transaction has ended, because until then other takes see neither the plan
+-- nor its jobs, which are locked: a choice would find less than there is.
 CREATE OR REPLACE FUNCTION joex_private.publish_plan(
     p_queue text, p_drawn regclass, p_tids tid[], p_cursors bigint[], p_turns integer[], p_ahead integer, p_begun timestamptz
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
@@ -119,8 +137,9 @@ DECLARE
     v_first CONSTANT bigint := nextval(p_drawn) + 1;
 BEGIN
     PERFORM pg_advisory_xact_lock(joex_private.ring_lock(), hashtext(p_queue));
-    INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, ahead, renew_at)
-    VALUES (p_queue, v_first, p_tids, p_cursors, p_turns::smallint[], p_ahead, v_now + greatest(interval '200 ms', 3 * (v_now - p_begun)));
+    INSERT INTO joex_private.plan (queue, first, tids, cursors, turns, ahead, made_at, renew_at)
+    VALUES (p_queue, v_first, p_tids, p_cursors, p_turns::smallint[], p_ahead, p_begun,
+            v_now + greatest(interval '200 ms', 3 * (v_now - p_begun)));
     -- (The plan before, of which there is one at most, because this take holds the ring. A search for all would walk over plans that
     -- vacuum can't clear.)
     DELETE FROM joex_private.plan p WHERE p.queue = p_queue

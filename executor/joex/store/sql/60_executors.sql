@@ -312,8 +312,9 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- Whether there is a job in these queues that may run now. (The caller sets a time limit: this may read over many dead entries that vacuum
--- has not removed.)
+-- Whether there is a job in these queues that may run now. (Not where a take has just found that all others wait for their groups: a take
+-- would look at all these groups again. A clock that is set makes that hold for ten seconds at most. The caller sets a time limit: this may
+-- read over many dead entries that vacuum has not removed.)
 CREATE OR REPLACE FUNCTION joex_private.has_work(p_queues text[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -321,7 +322,7 @@ DECLARE
 BEGIN
     -- (OFFSET 0: one probe for each queue, and no hash table of all waiting jobs; see choose)
     RETURN EXISTS (SELECT FROM unnest(p_queues) q(name) WHERE
-        joex_private.has_runnable(q.name)
+        joex_private.has_runnable(q.name) AND NOT joex_private.found_all(q.name, v_now - interval '10 seconds', v_now)
         OR EXISTS (SELECT FROM joex_private.job j WHERE j.queue = q.name AND j.due_at IS NOT NULL
                    AND j.due_at <= v_now
                    AND NOT EXISTS (SELECT FROM joex_private.queue p WHERE p.name = q.name AND p.paused_at IS NOT NULL) OFFSET 0));
