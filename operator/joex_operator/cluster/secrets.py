@@ -50,7 +50,7 @@ class Secrets:
         except ApiError as error:
             raise UrlUnknown("SecretUnreadable", f"{field}: {error}") from error
         if ref.secret_key not in data:
-            self._forget(pool)
+            self._expire(pool)
             raise UrlUnknown("SecretKeyMissing", f"{field} has no key {ref.secret_key!r}")
         await self._prepare_digest(pool, data[ref.secret_key])
         try:
@@ -59,7 +59,7 @@ class Secrets:
             problem = "expected text in UTF-8"
         except (ValueError, binascii.Error) as error:
             problem = str(error)
-        self._forget(pool)
+        self._expire(pool)
         # (Outside of the except blocks: an error of the decoder, which has all bytes, would be the context of this.)
         raise UrlUnknown("InvalidURL", f"{field}, key {ref.secret_key!r}: {problem}")
 
@@ -103,10 +103,7 @@ class Secrets:
 
     def recheck(self, pool: Pool) -> None:
         """Read the secret of a pool again soon, because its database has failed, or an executor is not ready."""
-        key = (pool.namespace, pool.spec.database.secret_name)
-        until, data = self._known.get(key, (0.0, {}))
-        if data:
-            self._known[key] = (min(until, time.monotonic() + _RECHECKED_IN), data)
+        self._expire(pool, _RECHECKED_IN)
 
     def forget(self, namespace: str, pool: str) -> None:
         """Forget a pool that is gone."""
@@ -116,9 +113,11 @@ class Secrets:
         _, data = self._known.get((pool.namespace, pool.spec.database.secret_name), (0.0, {}))
         return data.get(pool.spec.database.secret_key)
 
-    def _forget(self, pool: Pool) -> None:
-        """Drop an invalid secret from the cache, so that the next reconcile reads it again."""
-        self._known.pop((pool.namespace, pool.spec.database.secret_name), None)
+    def _expire(self, pool: Pool, seconds: float = 0.0) -> None:
+        """Read the secret of a pool again after so many seconds at most. What was read stays: others may use it."""
+        key = (pool.namespace, pool.spec.database.secret_name)
+        if (known := self._known.get(key)) is not None:
+            self._known[key] = (min(known[0], time.monotonic() + seconds), known[1])
 
     async def _read(self, namespace: str, name: str) -> dict[str, str]:
         until, data = self._known.get((namespace, name), (0.0, {}))

@@ -20,14 +20,14 @@ from tests.unit.joex_operator.builders import pool
 
 
 class Api:
-    """Has one secret."""
+    """Has one secret, under each name."""
 
     def __init__(self) -> None:
         self.data: dict[str, str] = {}
         self.labels: dict[str, str] | None = {"joex.dev/pools": "allowed"}
 
     async def get(self, path: str, **_: str) -> dict[str, Any]:
-        assert path == "/api/v1/namespaces/prod/secrets/joex-db"
+        assert path.startswith("/api/v1/namespaces/prod/secrets/")
         data = {key: base64.b64encode(value.encode()).decode() for key, value in self.data.items()}
         return {"metadata": {} if self.labels is None else {"labels": self.labels}, "data": data}
 
@@ -145,6 +145,20 @@ async def test_a_note_names_the_database_of_the_digest_though_another_pool_has_r
     await secrets.database_url(another)
     assert secrets.digest(pool()) != before
     assert secrets.database(pool()) == "new/shop"
+
+
+@pytest.mark.parametrize("key", ["missing", "mistaken"])
+async def test_a_pool_that_names_a_wrong_key_replaces_no_executor_of_a_pool_with_the_same_secret(key: str) -> None:
+    """A digest that was not known made replicas of another template, which the next reconcile rolled out again."""
+    api = Api()
+    api.data = {"url": "postgresql://app:one@db/shop", "mistaken": "mysql://app@db/shop"}
+    secrets = secrets_of(api)
+    await secrets.database_url(pool())
+    before = secrets.digest(pool()), secrets.database(pool())
+    with pytest.raises(UrlUnknown):
+        await secrets.database_url(replace(pool(database={"secretName": "joex-db", "secretKey": key}), name="broken"))
+    await secrets.database_url(replace(pool(database={"secretName": "another"}), name="third"))
+    assert (secrets.digest(pool()), secrets.database(pool())) == before
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"joex.dev/pools": "true"}, {"joex.dev/pool": "allowed"}])
