@@ -14,6 +14,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from joex_operator.cluster import kubernetes_api, leader_election, namespace_claims
 from joex_operator.cluster import operator as operator_module
 from joex_operator.cluster.kopf_watches import KopfWatches
+from joex_operator.cluster.kubernetes_api import ApiError
 from joex_operator.cluster.operator import Operator
 from joex_operator.cluster.settings import OperatorSettings
 from tests.support.waiting import PATIENCE, eventually
@@ -79,6 +80,10 @@ async def operator_before(api_server: ApiServer) -> AsyncIterator[Operator]:
                 await asyncio.wait({running})
 
 
+async def for_ever(_: Any) -> None:
+    await asyncio.Event().wait()
+
+
 async def test_requests_that_wait_for_an_answer_keep_no_lease_from_being_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,9 +91,6 @@ async def test_requests_that_wait_for_an_answer_keep_no_lease_from_being_renewed
 
     async def nothing(_: Any) -> None:
         pass
-
-    async def for_ever(_: Any) -> None:
-        await asyncio.Event().wait()
 
     monkeypatch.setattr(kubernetes_api, "_WITHIN", 10 * PATIENCE)
     monkeypatch.setattr(KopfWatches, "resync", nothing)
@@ -120,3 +122,28 @@ async def test_an_operator_whose_renewals_take_too_long_is_not_ready_and_says_so
     api_server.slowness = 0.2
     async with operator_before(api_server) as operator:
         await eventually(lambda: "the Lease could not be renewed" in (operator.readiness() or ""))
+
+
+async def test_a_list_that_fails_is_made_again_soon_and_asks_for_a_restart_when_it_has_failed_for_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lists, is_refused = Counter[str](), False
+
+    async def resync(_: Any) -> None:
+        lists["all"] += 1
+        if is_refused:
+            raise ApiError("etcdserver: request timed out")
+
+    monkeypatch.setattr(KopfWatches, "resync", resync)
+    monkeypatch.setattr(KopfWatches, "run", for_ever)
+    monkeypatch.setattr(operator_module, "_FIRST_RESYNC_AFTER", 0.01)
+    monkeypatch.setattr(operator_module, "_RESYNC_AGAIN_IN", 0.01)
+    async with operator_before(ApiServer()) as operator:
+        await eventually(lambda: operator._listed_at is not None, why="the operator has listed everything at its start")
+        is_refused = True
+        operator._listed_at = -10_000.0
+        before = lists["all"]
+        await eventually(lambda: lists["all"] > before + 2, why="it lists again and again")
+        assert operator.health() == "the operator has not listed the cluster for too long"
+        is_refused = False
+        await eventually(lambda: operator.health() is None, why="a list that succeeds is the end of it")

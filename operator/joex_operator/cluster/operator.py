@@ -34,6 +34,8 @@ _log = logging.getLogger("joex.operator")
 
 _FIRST_RESYNC_AFTER = 10.0
 """Seconds until the first resync: the watches never report deletions from before they began."""
+_RESYNC_AGAIN_IN = 10.0
+"""Seconds after which a resync that failed is tried again."""
 _QUERY_EVERY = 15.0
 _START_OVER_IN = 2.0
 _LONGEST_RECONCILE = 300.0
@@ -184,9 +186,10 @@ class Operator:
                 pause = period
             try:
                 await watches.resync()
+                self._listed_at = time.monotonic()
             except FleetError as error:
                 _log.warning("listing the cluster: %s", error)
-            self._listed_at = time.monotonic()
+                pause = min(_RESYNC_AGAIN_IN, period)
 
 
 async def run(settings: OperatorSettings) -> None:
