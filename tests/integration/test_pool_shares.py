@@ -1,13 +1,16 @@
 """Pools that serve the same queues share their jobs."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from joex.store.database import create_pool
 from joex_operator.api.objects import Pool
-from joex_operator.control import pool_reconciler
+from joex_operator.control import database, pool_reconciler
 from joex_operator.control.fleet import FleetError
 from joex_operator.decide.history import History
 from joex_operator.decide.plan import ObservedPool, Plan, decide
@@ -59,6 +62,30 @@ async def test_each_job_of_a_queue_counts_for_one_of_its_pools_and_for_none_that
     operator.reconciler.refused("prod", "second")
     await operator.reconcile("first")
     assert counts == [10, 50, 60]
+
+
+async def test_no_job_counts_for_a_pool_that_has_yet_to_log_in_to_the_database(
+    operator: Reconciles, counts: list[int], bench: Bench, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names the database of another namespace, and has no login there, could have its pools not grow."""
+    parts, logging_in = urlsplit(database_url), asyncio.Event()
+    url = parts._replace(netloc=f"stranger@{parts.netloc.rpartition('@')[2]}").geturl()
+
+    async def hang(at: str, **more: Any) -> Any:
+        if at == url:
+            logging_in.set()
+            await asyncio.Event().wait()
+        return await create_pool(at, **more)
+
+    monkeypatch.setattr(database, "create_pool", hang)
+    for _ in range(100):
+        await bench.submit()
+    second = asyncio.create_task(operator.reconcile("second", url=url, poolSize=1000))
+    await logging_in.wait()
+    await operator.reconcile("first")
+    assert counts == [100]
+    second.cancel()
+    await asyncio.wait({second})
 
 
 async def test_no_job_counts_for_a_pool_whose_executors_can_not_be_created(

@@ -29,10 +29,10 @@ class Reconciles:
         self.fleet = ProcessFleet({}, url, log_format="json", output=output, changed=nothing)
         self.reconciler = PoolReconciler(self.fleet, self.databases, metrics, poll=POLL)
 
-    async def reconcile(self, name: str = "documents", **spec: Any) -> float:
-        """Reconcile a pool with this spec; returns the seconds until the next reconcile."""
+    async def reconcile(self, name: str = "documents", *, url: str = "", **spec: Any) -> float:
+        """Reconcile a pool with this spec, and this URL if it is another; returns the seconds until the next one."""
         pool = parse_pool(manifest(name, **{**self._defaults, **spec}))
-        return await self.reconciler.reconcile(Ref("JoexPool", pool.namespace, name), pool, self._url)
+        return await self.reconciler.reconcile(Ref("JoexPool", pool.namespace, name), pool, url or self._url)
 
 
 @asynccontextmanager

@@ -92,7 +92,8 @@ class Database:
         self._measuring = asyncio.Lock()
         self._pool: asyncpg.Pool[Any] | None = None
         self._scheduler: SchedulerService | None = None
-        self._is_prepared = False
+        self.is_prepared = False
+        """Whether it has accepted the login, and has the schema."""
         self._is_closed = False
         self._outage: JoexError | None = None
         self._try_again_at = 0.0
@@ -140,7 +141,7 @@ class Database:
                 self._outage = None
                 raise JoexError(f"not done within {within:g} s: the database answers slowly") from error
             if isinstance(error, SchemaError):
-                self._is_prepared = False  # the database was dropped and created again
+                self.is_prepared = False  # the database was dropped and created again
             if isinstance(error, DatabaseUnavailable) or not is_lent:
                 self._outage, self._try_again_at = error, asyncio.get_running_loop().time() + _TRY_AGAIN_IN
             else:
@@ -204,7 +205,7 @@ class Database:
             self._fail_with_others(before)
             if self._pool is None:
                 self._pool = await create_pool(self.url, most=_CONNECTIONS, name="joex operator", for_services=True)
-            if not self._is_prepared:
+            if not self.is_prepared:
                 if self._preparation is None:
                     self._preparation = asyncio.create_task(self._prepare())
                 preparation = self._preparation
@@ -216,7 +217,7 @@ class Database:
                 self._preparation = None
                 if not preparation.cancelled():
                     preparation.result()
-                    self._is_prepared = True
+                    self.is_prepared = True
             if self._is_closed:  # `close` was called while this one connected
                 self._pool.terminate()
                 raise DatabaseUnavailable("no pool uses this database any more")
@@ -252,7 +253,7 @@ class Database:
         A transaction pooler passes no notifications on: behind one the operator polls. It observes heartbeats anyway.
         """
         while True:
-            migrates_first = self._migrate and not self._is_prepared
+            migrates_first = self._migrate and not self.is_prepared
             again_in = _LISTEN_AGAIN_IN
             try:
                 await self._listen_once()

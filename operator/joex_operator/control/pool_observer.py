@@ -69,7 +69,7 @@ class PoolObserver:
 
     def succeeded(self, pool: Pool, observed: ObservedPool, database: Database) -> None:
         """A reconcile has ended well; not before, because a pool may be refused its executors at each try."""
-        self._sharers.observed(pool, database.name, observed.replicas)
+        self._sharers.observed(pool, database, observed.replicas)
 
     def failed(self, pool: Pool) -> None:
         """A reconcile has failed: other pools that serve the same queues count all of the jobs."""
@@ -114,7 +114,7 @@ class PoolObserver:
         name = app_id(home, pool.name)
         spec = pool.spec
         can_grow = self._waits_for_news(pool)
-        own = self._sharers.starting(pool, database.name)
+        own = self._sharers.starting(pool, database)
         async with database.connection() as connection:
             if watch.wants_disarming(time.monotonic(), can_grow=can_grow):
                 await pools.watch(connection, name, spec.queues, 0.0)

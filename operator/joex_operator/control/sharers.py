@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from joex_operator.api.objects import Pool
+from joex_operator.control.database import Database
 from joex_operator.decide.replicas import Replica
 from joex_operator.decide.sharing import able_slots, most_slots
 
@@ -15,10 +16,10 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Sharer:
-    """A pool, the name of its database, and the slots on which the others count."""
+    """A pool, its database, and the slots on which the others count."""
 
     pool: Pool
-    database: str
+    database: Database
     slots: int
 
 
@@ -28,8 +29,11 @@ class Sharers:
     def __init__(self) -> None:
         self._known: dict[_Key, Sharer] = {}
 
-    def starting(self, pool: Pool, database: str) -> Sharer:
-        """A reconcile begins; returns the pool with all slots that it may have. Others know of it at once."""
+    def starting(self, pool: Pool, database: Database) -> Sharer:
+        """A reconcile begins; returns the pool with all slots that it may have. Others with its URL know of it at once.
+
+        Those with another URL of the same database know of it when the database has accepted that of this pool.
+        """
         one = Sharer(pool, database, most_slots(pool))
         self._known.setdefault(_key(pool), one)
         return one
@@ -40,10 +44,13 @@ class Sharers:
         return [
             one
             for other, one in self._known.items()
-            if other != key and one.database == own.database and set(one.pool.spec.queues) == queues
+            if other != key
+            and one.database.name == own.database.name
+            and one.database.is_prepared
+            and set(one.pool.spec.queues) == queues
         ]
 
-    def observed(self, pool: Pool, database: str, replicas: Collection[Replica]) -> None:
+    def observed(self, pool: Pool, database: Database, replicas: Collection[Replica]) -> None:
         """A pool has these replicas."""
         self._known[_key(pool)] = Sharer(pool, database, able_slots(pool, replicas))
 
