@@ -97,3 +97,16 @@ async def test_a_pool_that_a_quota_refuses_deployments_says_so_and_grows_when_it
     await system.until_reason("ReadyForNewScale", "AbleToScale")
     await system.effects.flag("go")
     assert await system.effects.all_finished(jobs) == {"success": 3}
+
+
+async def test_a_pool_without_surge_is_rolled_out_where_a_quota_has_no_room_for_another_deployment(
+    system: System,
+) -> None:
+    """An old executor makes room. Whether its successor would be accepted was asked before, and the quota said no."""
+    system.operator()
+    await allow(system, "count/deployments.apps", 1)
+    await system.pool(replicas=1, rollout={"maxSurge": 0})
+    await system.until_ready(1)
+    await system.change(template={"metadata": {"labels": {"round": "second"}}})
+    await system.until_replicas("pool-1")
+    await system.until_ready(1)

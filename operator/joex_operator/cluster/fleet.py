@@ -12,18 +12,21 @@ from joex_operator.api.names import FIELD_MANAGER, MOST_REPLICAS, POOL_LABEL, RE
 from joex_operator.api.objects import Pool, Ref
 from joex_operator.cluster.cache import Body, Cache, Key, version
 from joex_operator.cluster.event_recorder import EventRecorder
-from joex_operator.cluster.kubernetes_api import Conflict, Invalid, KubernetesApi, NotFound, path_of
+from joex_operator.cluster.kubernetes_api import Conflict, Forbidden, Invalid, KubernetesApi, NotFound, path_of
 from joex_operator.cluster.secrets import Secrets
 from joex_operator.control.fleet import FleetError
 from joex_operator.decide import manifests, observed
 from joex_operator.decide.events import Event
 from joex_operator.decide.replicas import Replica
+from joex_operator.decide.rollout import surge
 
 _PATHS = {"JoexPool": "joexpools", "PeriodicTask": "periodictasks"}
 _STRICT = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 """Without this the API server drops a field that it does not know, such as a misspelt one."""
 _NO_DRY_RUN = "does not support dry run"
 """What the API server says where a webhook of the cluster wants to see changes only if they are made."""
+_QUOTA = "exceeded quota"
+"""What it says where a ResourceQuota has no room, which it asks last: nothing else is wrong with the object."""
 _FOREIGN_FOR = 600.0
 """Seconds for which no replica is created under a name that a Deployment of another owner has."""
 _GONE = (NotFound, Conflict)
@@ -78,6 +81,9 @@ class ClusterFleet:
             await self._api.create(path_of(pool.namespace, "deployments"), manifest, **_STRICT, dryRun="All")
         except Invalid as error:
             if _NO_DRY_RUN not in str(error):
+                raise
+        except Forbidden as error:
+            if _QUOTA not in str(error) or surge(pool.spec.rollout, 1):
                 raise
         self._checked[pool.namespace, pool.name] = template
 

@@ -9,7 +9,7 @@ import pytest
 
 from joex_operator.cluster import secrets
 from joex_operator.cluster.fleet import ClusterFleet
-from joex_operator.cluster.kubernetes_api import Conflict, Invalid
+from joex_operator.cluster.kubernetes_api import Conflict, Forbidden, Invalid
 from joex_operator.control.fleet import FleetError
 from tests.unit.joex_operator.builders import pool
 
@@ -67,6 +67,20 @@ async def test_a_template_that_the_api_server_refuses_is_checked_again_until_it_
             await fleet.check(pool())
     api.refuses = Invalid("admission webhook 'x' does not support dry run")
     await fleet.check(pool())
+
+
+@pytest.mark.parametrize("surge", [1, "1%"])
+async def test_a_quota_without_room_keeps_old_replicas_where_new_ones_may_start_beside_them(
+    fleet: ClusterFleet, api: Api, surge: int | str
+):
+    api.refuses = Forbidden('deployments.apps "documents-10000" is forbidden: exceeded quota: narrow')
+    with pytest.raises(Forbidden):
+        await fleet.check(pool(rollout={"maxSurge": surge}))
+    for none in (0, "0%"):
+        await fleet.check(pool(rollout={"maxSurge": none}))
+    api.refuses = Forbidden('deployments.apps "documents-10000" is forbidden: violates PodSecurity')
+    with pytest.raises(Forbidden):
+        await fleet.check(pool(poolSize=7, rollout={"maxSurge": 0}))
 
 
 async def test_a_replica_is_created_with_no_unknown_field(fleet: ClusterFleet, api: Api):
