@@ -230,6 +230,8 @@ class Controller:
                 raise self._refused[key]
             pool = self._pools[key]
             url = await self._note_url(key, pool)
+            if self._pools.get(key) is not pool:  # it has gone meanwhile, or changed: then it is due again
+                return None
             return await self._pool_reconciler.reconcile(reference(manifest), pool, url)
         except SpecError as error:
             await self._refuse(manifest, error)

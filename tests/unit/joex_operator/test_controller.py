@@ -175,6 +175,38 @@ async def test_a_reconcile_that_learns_late_that_a_secret_was_gone_drops_no_newe
     assert list(controller._urls.values()) == [fleet.URL]
 
 
+class Late(WithoutSecret):
+    """A fleet whose secrets are read late, and whose pools can be reconciled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    async def database_url(self, pool):
+        self.asked.put_nowait(pool.name)
+        await self.may_answer.wait()
+        return self.URL
+
+    def template(self, _):
+        return "1"
+
+
+async def test_a_pool_that_is_deleted_while_its_secret_is_read_leaves_no_database_open():
+    fleet = Late()
+    controller = Controller(fleet, worker="the operator")
+    controller.put(manifest("one"))
+    [key] = controller._pools
+    reconcile = asyncio.create_task(controller._reconcile(key))
+    await asked(controller)
+    controller.remove(*key)
+    await controller._reconcile_periodic_tasks(Key(PERIODIC, "prod"))  # which closes what no pool uses
+    fleet.may_answer.set()
+    await reconcile
+    left = controller.databases.opened()
+    await controller.databases.close()
+    assert left == {}
+
+
 class Silent(Broken):
     """A fleet on which nothing of the namespace ``prod`` ever gets an answer."""
 
