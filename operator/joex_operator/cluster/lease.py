@@ -5,7 +5,9 @@ The holder renews the Lease. Another client that sees it unchanged for its durat
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -41,6 +43,8 @@ class LeaseLock:
         """Of the Lease when this client took or renewed it last. A Lease that is made again has another one."""
         self.answered_at: float | None = None
         """When the API server last answered about the Lease, by the monotonic clock."""
+        self.renewed_at = -math.inf
+        """When the attempt began by which this client took or renewed the Lease last."""
         self.error: ApiError | None = None
         """Why the latest attempt had no answer about the Lease. `NoNamespace`: there is no such namespace."""
 
@@ -49,10 +53,25 @@ class LeaseLock:
         """The identity that holds the Lease instead of this client; empty: none was seen."""
         return str(self._seen.get("holderIdentity") or "")
 
-    async def acquire(self) -> bool:
-        """Take or renew the Lease; False: another client holds it, or the API server does not answer."""
+    async def acquire(self, within: float | None = None) -> bool:
+        """Take or renew the Lease; False: another client holds it, or there is no answer within so many seconds."""
+        limit = asyncio.timeout(within)
+        try:
+            async with limit:
+                return await self._acquire()
+        except TimeoutError:
+            if within is None or not limit.expired():
+                raise
+            self._failed(ApiError(f"no answer within {within:g} seconds"))
+            return False
+
+    def _failed(self, error: ApiError) -> None:
+        self.error = error
+        _log.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
+
+    async def _acquire(self) -> bool:
         # The holder need not read it: if the Lease has changed since, the API server refuses the older version.
-        held, self._held, self.error = self._held, None, None
+        held, self._held, self.error, began = self._held, None, None, time.monotonic()
         try:
             lease = held or await self._read()
             if lease is None:
@@ -66,12 +85,11 @@ class LeaseLock:
         except Conflict:
             pass  # another client was faster
         except ApiError as error:
-            self.error = error
-            _log.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
+            self._failed(error)
             return False
         self.answered_at = time.monotonic()
         if self._held is not None:
-            self._seen, self.uid = {}, self._held["metadata"]["uid"]
+            self._seen, self.uid, self.renewed_at = {}, self._held["metadata"]["uid"], began
         return self._held is not None
 
     async def release(self) -> None:

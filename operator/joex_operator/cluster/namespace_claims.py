@@ -27,6 +27,9 @@ _RENEW_EVERY = 30.0
 _LOOK_EVERY = 10.0
 _DEADLINE = 90.0
 """Seconds after which a release that could not renew a claim acts in the namespace no more."""
+_ANSWER_WITHIN = 20.0
+"""Seconds for a request about one claim: the others of a round wait for it."""
+_JUDGE_EVERY = 1.0
 _AT_ONCE = 10
 """Requests; a busy API server may take a tenth of a second for each."""
 
@@ -52,6 +55,7 @@ class NamespaceClaims:
         self._locks: dict[str, LeaseLock] = {}
         self._held: dict[str, _Held] = {}
         self._wanted = asyncio.Event()
+        self._has_gained = False
         self.on_loss: Callable[[str], None] = lambda _: None
         """Called with each namespace in which this release acts no more, though it is there."""
         self.on_deletion: Callable[[str], None] = lambda _: None
@@ -103,22 +107,32 @@ class NamespaceClaims:
         lock = self._locks[namespace]
         before = self._not_held(namespace)
         # (A Lease that is no longer as this release has renewed it may be another release's, or another namespace's.)
-        if await lock.acquire() or (was_held and lock.error is None and await lock.acquire()):
+        if await lock.acquire(_ANSWER_WITHIN) or (
+            was_held and lock.error is None and await lock.acquire(_ANSWER_WITHIN)
+        ):
             await self._identify(namespace, lock)
         elif isinstance(lock.error, NoNamespace):  # the namespace has been deleted
             del self._locks[namespace]
-            if was_held:
+            if namespace in self._held:
                 self.on_deletion(namespace)
                 del self._held[namespace]
             return
-        elif was_held and isinstance(lock.error, NamespaceTerminating):
-            pass  # no other release can claim it either, and its executors have yet to leave
-        elif was_held and (lock.other or time.monotonic() - (lock.answered_at or 0.0) > _DEADLINE):
+        elif isinstance(lock.error, NamespaceTerminating):
+            # No other release can claim it either, and its executors have yet to leave.
+            lock.renewed_at = time.monotonic()
+        elif lock.other or self._is_late(namespace):
             # The API server may refuse this Lease alone, by what others write into it: all other namespaces go on.
-            self.on_loss(namespace)
-            del self._held[namespace]
+            self._lose(namespace)
         if (said := self._not_held(namespace)) and said != before:
             _log.warning("%s", said)
+
+    def _is_late(self, namespace: str) -> bool:
+        return time.monotonic() - self._locks[namespace].renewed_at > _DEADLINE
+
+    def _lose(self, namespace: str) -> None:
+        if namespace in self._held:
+            self.on_loss(namespace)
+            del self._held[namespace]
 
     async def _identify(self, namespace: str, lock: LeaseLock) -> None:
         """Hold a namespace whose Lease this release has, when its UID is known."""
@@ -126,21 +140,35 @@ class NamespaceClaims:
         if held is not None and held.lease == lock.uid:
             return
         try:
-            found = await self._api.get(path_of("", "namespaces", namespace))
-        except ApiError as error:
-            lock.error = error
+            async with asyncio.timeout(_ANSWER_WITHIN):
+                found = await self._api.get(path_of("", "namespaces", namespace))
+        except (ApiError, TimeoutError) as error:
+            lock.error = ApiError(str(error) or f"no answer within {_ANSWER_WITHIN:g} seconds")
             return
         uid = found["metadata"]["uid"]
         if held is not None and held.uid != uid:  # it was deleted and made again
             self.on_deletion(namespace)
         self._held[namespace] = _Held(uid, lock.uid)
+        self._has_gained = True
 
     async def run(self, on_gain: Callable[[], None]) -> None:
         """Claim and renew until cancelled; calls ``on_gain`` when this release has gained namespaces."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_claiming(on_gain))
+            group.create_task(self._keep_judging())
+
+    async def _keep_judging(self) -> None:
+        """Judge claims when it is time to: a round of renewals lasts as long as its slowest one."""
         while True:
-            before = set(self._held.values())
+            await asyncio.sleep(_JUDGE_EVERY)
+            for namespace in filter(self._is_late, tuple(self._held)):
+                self._lose(namespace)
+
+    async def _keep_claiming(self, on_gain: Callable[[], None]) -> None:
+        while True:
+            self._has_gained = False
             await self.claim([namespace for namespace in self._locks if self._is_due(namespace)])
-            if set(self._held.values()) - before:
+            if self._has_gained:
                 on_gain()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY):
@@ -148,6 +176,7 @@ class NamespaceClaims:
             self._wanted.clear()
 
     def _is_due(self, namespace: str) -> bool:
-        """Whether to look at a claim: at one that others hold each time, at one's own when it is time to renew it."""
-        answered_at = self._locks[namespace].answered_at
-        return namespace not in self._held or answered_at is None or time.monotonic() - answered_at > _RENEW_EVERY
+        """Whether to look at a claim: at one in doubt, or of others, each time; else when it is time to renew it."""
+        lock = self._locks[namespace]
+        is_settled = namespace in self._held and lock.error is None
+        return not is_settled or time.monotonic() - lock.renewed_at > _RENEW_EVERY

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
+from joex_operator.cluster import namespace_claims
 from joex_operator.cluster.kubernetes_api import (
     ApiError,
     Forbidden,
@@ -18,6 +19,7 @@ from joex_operator.cluster.kubernetes_api import (
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.fleet import FleetError
 from joex_operator.metrics import OperatorMetrics
+from tests.support.waiting import PATIENCE, eventually
 
 TERMINATING = NamespaceTerminating("unable to create new content in namespace shop")
 FORBIDDEN = ApiError("leases is forbidden")
@@ -32,6 +34,8 @@ class Server:
         self.made = 0
         self.uid = "uid-1"
         self.hides_namespaces = False
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def get(self, path: str) -> dict[str, Any]:
         if path != "/api/v1/namespaces/shop":
@@ -48,6 +52,7 @@ class Server:
         return self.lease
 
     async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        await self.answers.wait()
         self._found(path)
         self.lease = body
         return body
@@ -106,7 +111,7 @@ async def refuse(server: Server, claims: NamespaceClaims, refusal: ApiError) -> 
     await claims.claim(["shop"])
     lock = claims._locks.get("shop")
     if lock is not None:
-        lock.answered_at = -1000.0
+        lock.renewed_at = -1000.0
         await claims.claim(["shop"])
 
 
@@ -295,3 +300,41 @@ async def test_a_release_without_the_right_to_claim_says_so(server: Server) -> N
     await claims.claim(["shop"])
     assert not claims.holds("shop")
     assert claims.problem() == "can't claim the namespace shop: leases is forbidden"
+
+
+async def test_a_claim_that_is_not_renewed_in_time_is_over_while_the_api_server_does_not_answer(
+    server: Server, claims: NamespaceClaims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another release may have it then, and a request may wait for minutes."""
+    for name in ("_DEADLINE", "_RENEW_EVERY", "_LOOK_EVERY", "_JUDGE_EVERY"):
+        monkeypatch.setattr(namespace_claims, name, 0.02)
+    lost: list[str] = []
+    gained = asyncio.Event()
+    claims.on_loss = lost.append
+    server.answers.clear()
+    monkeypatch.setattr(namespace_claims, "_ANSWER_WITHIN", 10 * PATIENCE)
+    running = asyncio.create_task(claims.run(gained.set))
+    try:
+        await eventually(lambda: not claims.holds("shop"), why="the claim is over")
+        assert lost == ["shop"]
+        assert not gained.is_set()
+        server.answers.set()
+        async with asyncio.timeout(PATIENCE):
+            await gained.wait()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_a_lease_about_which_there_is_no_answer_holds_up_no_other_claim_for_long(
+    server: Server, claims: NamespaceClaims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace_claims, "_ANSWER_WITHIN", 0.01)
+    server.answers.clear()
+    async with asyncio.timeout(PATIENCE):
+        await claims.claim(["shop"])
+    assert claims.holds("shop")
+    again = NamespaceClaims(server, "joex/joex-operator")  # type: ignore[arg-type]
+    async with asyncio.timeout(PATIENCE):
+        await again.claim(["shop"])
+    assert again.problem() == "can't claim the namespace shop: no answer within 0.01 seconds"
