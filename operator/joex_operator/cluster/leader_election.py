@@ -22,6 +22,7 @@ _DURATION = 15.0
 _DEADLINE = 10.0
 """Seconds after which a leader that could not renew steps down."""
 _RENEW_EVERY = 5.0
+_TRY_AGAIN_IN = 1.0
 _TRY_EVERY = 2.0
 _ANSWER_WITHIN = 30.0
 """Seconds without an answer about the Lease after which the API server counts as down."""
@@ -69,20 +70,18 @@ class LeaderElection:
 
     async def _renew(self) -> None:
         """Renew the Lease; returns when this operator has lost it, or could not renew it in time."""
-        renewed_at = time.monotonic()
-        while time.monotonic() - renewed_at < _DEADLINE:
-            await asyncio.sleep(_RENEW_EVERY if time.monotonic() - renewed_at < _RENEW_EVERY else 1.0)
-            began = time.monotonic()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_DEADLINE / 2) as within:
-                    if await self._try():
-                        renewed_at = began
-            if within.expired():
-                self._lock.error = ApiError(f"no answer within {_DEADLINE / 2:.0f} seconds")
+        until, pause = time.monotonic() + _DEADLINE, _RENEW_EVERY
+        while True:
+            await asyncio.sleep(min(pause, until - time.monotonic()))
+            began, pause = time.monotonic(), _TRY_AGAIN_IN
+            if began >= until:
+                return
+            if await self._try(min(_DEADLINE / 2, until - began)):
+                until, pause = began + _DEADLINE, began + _RENEW_EVERY - time.monotonic()
 
-    async def _try(self) -> bool:
+    async def _try(self, within: float | None = None) -> bool:
         """Take or renew the Lease."""
-        answered_at, leads = self._lock.answered_at, await self._lock.acquire()
+        answered_at, leads = self._lock.answered_at, await self._lock.acquire(within)
         if self._lock.answered_at != answered_at:
             self.is_standby = not leads
         return leads
