@@ -100,8 +100,9 @@ class LeaseLock:
         """
         self._held = None
         lease = await self._read()
-        if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
-            body = {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}
+        spec = (lease or {}).get("spec") or {}
+        if lease is not None and spec.get("holderIdentity") == self._identity:
+            body = {**lease, "spec": {**spec, "holderIdentity": ""}}
             await self._api.replace(path_of(self._namespace, "leases", self._name), body)
 
     async def _read(self) -> Body | None:

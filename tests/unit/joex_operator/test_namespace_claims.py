@@ -16,6 +16,7 @@ from joex_operator.cluster.kubernetes_api import (
     NoNamespace,
     NotFound,
 )
+from joex_operator.cluster.lease import LeaseLock
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.fleet import FleetError
 from joex_operator.metrics import OperatorMetrics
@@ -338,3 +339,15 @@ async def test_a_lease_about_which_there_is_no_answer_holds_up_no_other_claim_fo
     async with asyncio.timeout(PATIENCE):
         await again.claim(["shop"])
     assert again.problem() == "can't claim the namespace shop: no answer within 0.01 seconds"
+
+
+@pytest.mark.parametrize("without", [{}, {"spec": None}])
+async def test_a_lease_that_was_made_again_without_a_spec_is_nobodys_to_release(
+    server: Server, without: dict[str, Any]
+) -> None:
+    """`kubectl create` accepts one; the operator started over for it with "KeyError: 'spec'"."""
+    lock = LeaseLock(server, name="joex.dev", namespace="shop", identity="one", duration=15.0)  # type: ignore[arg-type]
+    server.lease = made = {"metadata": {"name": "joex.dev", "uid": "by hand"}, **without}
+    await lock.release()
+    assert server.lease is made
+    assert await lock.acquire()
