@@ -270,7 +270,7 @@ class PeriodicTaskSpec(Part):
     subject: str = Field("", max_length=1000, description="subject of the jobs, for people")
     submitter: str = Field("", max_length=254, description="submitter of the jobs, for people")
     priority: Literal["high", "low"] = Field("low", description="priority of the jobs within the group")
-    queue: Queue | None = Field(None, description="queue of the jobs; none: the first of the pool")
+    queue: Queue | None = Field(None, description="queue of the jobs, one of the pool's; none: its first")
     starting_deadline: Duration | None = Field(
         None, description="skip a time missed by more than this; none: catch up with one job", **between(_ZERO)
     )

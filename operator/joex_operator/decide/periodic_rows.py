@@ -156,7 +156,11 @@ def _news_in(row: PeriodicTask, now: datetime, poll: float) -> float:
 
 
 def _row(task: Periodic, pool: Pool) -> NewPeriodicTask:
-    spec = task.spec
+    spec, served = task.spec, pool.spec.queues
+    if spec.queue is not None and spec.queue not in served:
+        # The pool's login may reach the queues of other namespaces, and this task is for the pool's own executors.
+        here = ", ".join(map(repr, served))
+        raise SpecError(f"spec.queue: {spec.queue!r} is no queue of the JoexPool {pool.name!r}, which serves {here}")
     try:
         return NewPeriodicTask(
             id=row_id(task.namespace, task.name),
@@ -164,7 +168,7 @@ def _row(task: Periodic, pool: Pool) -> NewPeriodicTask:
             task=spec.task,
             timer=spec.timer,
             zone=spec.time_zone,
-            queue=spec.queue or pool.spec.queues[0],
+            queue=spec.queue or served[0],
             group=spec.group,
             args=from_json(json_text("args", spec.args)),  # as the database gives it back
             subject=spec.subject,

@@ -72,9 +72,20 @@ def test_an_object_asks_for_a_row_with_the_first_queue_of_its_pool():
 
 
 def test_a_queue_of_its_own_wins_and_a_suspended_one_is_not_enabled():
-    found = desired(queue="elsewhere", suspend=True).row
+    found = desired(queue="day", suspend=True).row
     assert found is not None
-    assert (found.queue, found.enabled) == ("elsewhere", False)
+    assert (found.queue, found.enabled) == ("day", False)
+
+
+def test_the_queue_of_another_pool_is_refused_and_a_row_there_is_disabled():
+    """The executors of another namespace on the database may serve it: the pool's login reaches them all."""
+    before = row(desired(queue="day"))
+    found = desired_row(manifest(queue="day"), {"documents": pool(queues=["night", "noon"])})
+    assert found.row is None
+    assert changes([found], [before]).disable == [before.name]
+    assert ready(found, before) == ("False", "InvalidSpec")
+    said = "spec.queue: 'day' is no queue of the JoexPool 'documents', which serves 'night', 'noon'"
+    assert condition(found, None).message == said
 
 
 @pytest.mark.parametrize(
