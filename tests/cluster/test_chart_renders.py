@@ -10,7 +10,7 @@ from joex_operator.api.objects import Pool, parse_pool
 from joex_operator.cluster.settings import OperatorSettings
 from joex_operator.decide.manifests import replica_deployment
 from tests.support.cluster.api import Api
-from tests.support.cluster.chart import CHART, Key, manifests, pod_templates, render
+from tests.support.cluster.chart import CHART, OLDEST, Key, manifests, pod_templates, render, sets
 from tests.support.cluster.connection import APPLY_PATCH, Object
 from tests.support.cluster.helm import Helm, HelmError
 from tests.support.cluster.namespaces import Namespaces
@@ -105,6 +105,12 @@ EVERYTHING = [
     *("console.extraVolumeMounts[0].name=ca", "console.extraVolumeMounts[0].mountPath=/etc/joex/ca"),
     "console.priorityClassName=system-cluster-critical",
 ]
+DIGITS = [
+    *("nameOverride", "fullnameOverride", "pool.name", "serviceAccount.name"),
+    *("database.existingSecret", "database.existingSecretKey", "console.tokenSecret"),
+    *(f"{part}.{name}" for part in ("operator", "console") for name in ("tlsSecret", "priorityClassName")),
+]
+"""Values that are names."""
 WRONG = {
     # values: the text of the one message
     "replica=2": "'replica'",
@@ -452,13 +458,20 @@ async def test_each_watched_namespace_has_a_network_policy_for_its_executors(hel
     assert await places("watchNamespaces={*}") == ["prod"]
 
 
-async def test_a_namespace_of_digits_is_a_name_and_no_number(helm: Helm) -> None:
+async def test_names_of_digits_are_names_and_no_numbers(helm: Helm) -> None:
     def numbers(found: object) -> list[object]:
         inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
         return [found] if found == 123 else [one for part in inner for one in numbers(part)]
 
-    rendered = await render(helm, "networkPolicy.enabled=true", "console.enabled=true", namespace="123")
-    assert numbers(list(rendered.values())) == []
+    async def rendered(*switches: str) -> list[Object]:
+        on = sets(*(f"{one}.enabled=true" for one in switches))
+        given = ["--set-string", ",".join(f"{name}=123" for name in DIGITS)]
+        text = await helm("template", "123", CHART, "--kube-version", OLDEST, *on, *given, namespace="123")
+        return [one for one in yaml.safe_load_all(text) if one]
+
+    found = await rendered("networkPolicy", "console", "metrics.prometheusRule", "metrics.serviceMonitor")
+    [pools] = [one for one in found if one["metadata"]["name"] == "123-pools"]
+    assert numbers([*found, yaml.safe_load(pools["data"]["123.yaml"])]) == []
 
 
 async def test_rules_and_dashboard_come_whole_out_of_their_files(helm: Helm) -> None:

@@ -52,8 +52,8 @@ Executors have the label of their component too.
 
 {{- define "joex.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
@@ -150,7 +150,7 @@ executors still need their database to drain; another URL in the same secret wou
 apiVersion: joex.dev/v1alpha1
 kind: JoexPool
 metadata:
-  name: {{ .Values.pool.name }}
+  name: {{ .Values.pool.name | quote }}
   namespace: {{ .Release.Namespace | quote }}
 spec: {{- merge (dict "database" $database) (deepCopy .Values.pool.spec) $pull | toYaml | nindent 2 }}
 {{- end -}}
