@@ -126,8 +126,9 @@ async def test_a_server_that_speaks_no_postgresql_is_refused(said: bytes, way: s
         message(b"S", b"server_version\0new\0") + message(b"Z", b"I"),
         message(b"S", b"client_encoding\0klingon\0") + message(b"Z", b"I"),
         message(b"S", b"server_version\x0018.0\0") + message(b"Z", b""),
+        message(b"K", b"") + message(b"Z", b"I"),
     ],
-    ids=["no version", "an odd version", "an unknown encoding", "no state"],
+    ids=["no version", "an odd version", "an unknown encoding", "no state", "no key"],
 )
 async def test_a_server_whose_login_ends_in_nonsense_is_refused_and_left(
     said: bytes, way: str, authority: Authority

@@ -28,7 +28,7 @@ from joex.core.url import (
 )
 from joex.errors import ConfigError
 from joex.store.connection import CONNECT_WITHIN, Host, OwnConnection, PooledConnection, Towards
-from joex.store.errors import NO_MESSAGE, READ_ONLY, reason
+from joex.store.errors import READ_ONLY, reason
 from joex.store.framing import NO_POSTGRES
 from joex.store.name_lookups import LOOKUPS
 
@@ -208,7 +208,7 @@ class Connector:
             wrong = error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
             raise  # (the first and the third may be ValueErrors)
-        except NO_MESSAGE as error:
+        except Exception as error:
             raise ConnectionError(f"{NO_POSTGRES}: {reason(error)}") from error
         else:
             self._logins.accept()
