@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from joex.errors import DatabaseUnavailable
-from joex.store.database import connect
+from joex.store.database import borrowed, close_pool, connect, create_pool
 from tests.support.cluster.pki import Authority
 from tests.support.tls import tls_in_front_of
 from tests.support.waiting import PATIENCE
@@ -156,3 +156,23 @@ async def test_a_server_that_speaks_something_else_after_the_login_is_left(way: 
     async with server(answer) as port, reached(port, way, authority) as url:
         with pytest.raises(DatabaseUnavailable):
             await connect(url)
+
+
+async def test_a_connection_whose_messages_the_driver_has_lost_track_of_is_used_no_more() -> None:
+    """It would read what comes next from the middle of a message, where nothing checks it: perhaps for ever."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(READY)
+        await reader.readexactly(5)  # the setup
+        writer.write(message(b"C", b"SELECT 1\0") + message(b"Z", b"I"))
+        await reader.readuntil(b"SELECT\0")
+        writer.write(message(b"A", b"Z\0\0") + message(b"\1", bytes(4092)))  # Z of 256 bytes, for the driver
+
+    async with server(answer) as port:
+        pool = await create_pool(f"postgresql://joex:secret@127.0.0.1:{port}/shop?sslmode=disable", most=1)
+        with pytest.raises(DatabaseUnavailable, match="the connection to the database was lost"):
+            async with borrowed(pool) as connection:
+                await connection.fetch("SELECT")
+        left = pool.get_size()
+        await close_pool(pool)
+    assert left == 0

@@ -21,6 +21,7 @@ import asyncpg
 from asyncpg.transaction import Transaction
 
 from joex.errors import DatabaseUnavailable
+from joex.store.errors import OUT_OF_STEP
 from joex.store.framing import CheckedLoop
 from joex.store.name_lookups import LOOKUPS
 from joex.store.statement import Connection
@@ -33,8 +34,8 @@ else:
 CONNECT_WITHIN = 10.0
 """Seconds to wait for a connection before the database counts as unreachable."""
 
-BREAKS = (TimeoutError, asyncio.CancelledError, DatabaseUnavailable)
-"""After these errors the link may be silent: end the connection, and await nothing from it."""
+BREAKS = (TimeoutError, asyncio.CancelledError, DatabaseUnavailable, OUT_OF_STEP)
+"""After these errors the link may be silent, or make no sense: end the connection, and await nothing from it."""
 
 _TCP_INFO_BYTES = struct.Struct("120xQQ")
 """From Linux's struct tcp_info: how many bytes the other end has acknowledged, and how many came from there."""

@@ -15,6 +15,7 @@ from functools import partial
 from types import TracebackType
 
 import asyncpg
+from asyncpg.pgproto import pgproto
 
 from joex.core.text import cut
 from joex.errors import ConfigError, DatabaseUnavailable, GroupFull, InvalidJob, JoexError, LeaseLost, SchemaError
@@ -72,7 +73,10 @@ class Locked(DatabaseUnavailable):
 NO_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """The errors of reading what makes no sense: any client can send anything on any channel, and any server at a login."""
 
-_FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+OUT_OF_STEP = pgproto.BufferError
+"""asyncpg's: a message of the server is shorter than what it has to tell. What comes next may be read as anything."""
+
+_FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, OUT_OF_STEP)
 
 
 class _Translation:
@@ -154,7 +158,7 @@ def _of_driver(error: BaseException) -> BaseException:
 
 def _of_connection(error: BaseException, text: str) -> DatabaseUnavailable | None:
     """Joex's error for one of a driver itself: there is no connection, or it is lost or closed."""
-    if isinstance(error, asyncpg.InternalClientError):  # the driver's confusion about a connection that is lost
+    if isinstance(error, (asyncpg.InternalClientError, OUT_OF_STEP)):  # its confusion about one that is lost
         return DatabaseUnavailable("the connection to the database was lost")
     kinds = {one.__name__ for one in type(error).__mro__}  # (The drivers name theirs as Python's DB API does.)
     if "OperationalError" in kinds:
