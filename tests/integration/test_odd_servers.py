@@ -87,6 +87,7 @@ LOGGED_IN = message(b"R", bytes(4))
 SCRAM = message(b"R", (10).to_bytes(4) + b"SCRAM-SHA-256\0\0")
 OUT_OF_TURN = message(b"R", (11).to_bytes(4) + b"r=x,s=eA==,i=4096")
 READY = LOGGED_IN + message(b"S", b"server_version\x0018.0\0") + message(b"K", bytes(8)) + message(b"Z", b"I")
+SET_UP = message(b"C", b"SELECT 1\0") + message(b"Z", b"I")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ async def test_a_connection_whose_messages_the_driver_has_lost_track_of_is_used_
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(READY)
         await reader.readexactly(5)  # the setup
-        writer.write(message(b"C", b"SELECT 1\0") + message(b"Z", b"I"))
+        writer.write(SET_UP)
         await reader.readuntil(b"SELECT\0")
         writer.write(message(b"A", b"Z\0\0") + message(b"\1", bytes(4092)))  # Z of 256 bytes, for the driver
 
@@ -176,3 +177,24 @@ async def test_a_connection_whose_messages_the_driver_has_lost_track_of_is_used_
         left = pool.get_size()
         await close_pool(pool)
     assert left == 0
+
+
+async def test_a_server_that_answers_unasked_is_left_without_a_traceback() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    left = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(READY)
+        await reader.readexactly(5)  # the setup
+        writer.write(SET_UP + message(b"E", b"\0") + message(b"Z", b"I"))
+        with suppress(OSError):
+            while await reader.read(2**16):
+                pass
+        left.set()
+
+    async with server(answer) as port:
+        connection = await connect(f"postgresql://joex:secret@127.0.0.1:{port}/shop?sslmode=disable")
+        await asyncio.wait_for(left.wait(), PATIENCE)
+        assert connection.is_closed()
+    assert told == []

@@ -107,11 +107,15 @@ class _Check:
                 wrong = self._judged(data[at + _HEAD.size : at + 1 + length])
             at += 0 if wrong else 1 + length
         self._held, self._to_come = data[at:] if not wrong else b"", max(at - end, 0)
-        if at:
-            self._receive(data[:at])
+        try:
+            if at:
+                self._receive(data[:at])
+            if wrong:
+                self._receive(_error(wrong))
+        except Exception:  # noqa: BLE001 - a message at a wrong time: asyncpg raises any
+            wrong = NO_POSTGRES
         if wrong:
             self._is_over = True
-            self._receive(_error(wrong))
             with suppress(asyncpg.InternalClientError):  # it has not logged in, and that ends with the error
                 self._abort()
 
