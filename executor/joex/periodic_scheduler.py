@@ -103,6 +103,7 @@ class PeriodicScheduler:
         self._aside = Aside()
         self._after = ""  # the group after which the next turns begin
         self._clock_checked_at = float("-inf")
+        self._decided_for = 0.0  # seconds of this round
 
     def wake(self) -> None:
         """Decide again soon: a periodic task may have changed."""
@@ -114,14 +115,16 @@ class PeriodicScheduler:
         clock = asyncio.get_running_loop().time
         rested = clock()
         while True:
-            began = clock()
+            began, self._decided_for = clock(), 0.0
             self._wakeup.clear()
             try:
                 sleep = await self._round()
                 trouble.over()
-                rested = max(rested, began) + (clock() - began) / self._share
+                worked = clock() - began
             except (JoexError, OSError) as error:
                 sleep = trouble.failed(error)  # (a rest of its own, which a wake ends: the database is back)
+                worked = self._decided_for  # (it may only have waited)
+            rested = max(rested, began) + worked / self._share
             await asyncio.sleep(rested - clock() - _REST_AHEAD)
             with suppress(TimeoutError):
                 async with asyncio.timeout(sleep):
@@ -141,7 +144,9 @@ class PeriodicScheduler:
                 self._busy_for = _BUSY_RETRY_IN
                 return self._until([*([] if seconds is None else [seconds]), *(at - now for at in aside.values())])
             tasks, self._after = await periodic_due.due(connection, _BATCH, after=self._after, **which)
+            read_at = asyncio.get_running_loop().time()
             decided = await _decide(tasks)
+            self._decided_for = asyncio.get_running_loop().time() - read_at
             fired = await periodic_due.fire(connection, self._worker, decided) if decided else []
         self._tell(fired, {task.key: decision.error for task, decision in decided})
         if all(one.outcome == "stale" for one in fired):

@@ -1,12 +1,16 @@
 """The operator's scheduler of a database takes a share of its process, in which it serves other databases too."""
 
 import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from joex import periodic_scheduler
 from joex.errors import DatabaseUnavailable
 from joex.periodic_scheduler import PeriodicScheduler
+from joex.store import periodic_due
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.metrics import OperatorMetrics
 
@@ -39,26 +43,42 @@ async def test_a_database_in_which_something_is_always_due_takes_a_fifth_of_the_
     assert 0.19 < worked / (worked + rested) < 0.21
 
 
-async def test_a_database_that_was_away_has_its_turn_at_once_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not answer takes no time of this process."""
-    now, rests = 0.0, []
+async def test_decisions_that_the_database_does_not_take_count_as_work_and_its_wait_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its owner may have it refuse them each time, and say at once that a task has changed."""
+    worked = rested = 0.0
 
-    async def wait_for_an_answer(scheduler: PeriodicScheduler) -> float:
-        nonlocal now
-        now += 600.0
-        if now > 2000.0:
+    async def next_in(*_: object, **__: object) -> float:
+        return 0.0
+
+    async def due(*_: object, **__: object) -> tuple[list[Any], str]:
+        return 200 * [SimpleNamespace(schedule="daily", now="now")], ""
+
+    def decided(*_: object) -> None:
+        nonlocal worked
+        worked += 0.01
+
+    async def fire(*_: object) -> None:
+        if worked >= 1000.0:
             raise asyncio.CancelledError
-        scheduler.wake()
-        raise DatabaseUnavailable("no answer in time")
+        await rest(1.0)
+        service._scheduler.wake()
+        raise DatabaseUnavailable("not now")
 
     async def rest(seconds: float) -> None:
-        rests.append(seconds)
+        nonlocal rested
+        rested += max(seconds, 0.0)
 
-    monkeypatch.setattr(PeriodicScheduler, "_round", wait_for_an_answer)
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    monkeypatch.setattr(periodic_scheduler, "borrowed", lambda _: nullcontext())
+    monkeypatch.setattr(periodic_due, "recompute", next_in)
+    monkeypatch.setattr(periodic_due, "next_in", next_in)
+    monkeypatch.setattr(periodic_due, "due", due)
+    monkeypatch.setattr(periodic_scheduler, "decide", decided)
+    monkeypatch.setattr(periodic_due, "fire", fire)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: worked + rested)
     monkeypatch.setattr(asyncio, "sleep", rest)
     pool: Any = "not asked"
     service = SchedulerService(pool, "the database", worker="me", poll=15.0, metrics=OperatorMetrics())
     await asyncio.wait([service._running])
-    assert len(rests) == 3
-    assert max(rests) <= 0.0
+    assert 0.19 < worked / (worked + rested) < 0.22
