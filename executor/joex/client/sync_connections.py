@@ -110,7 +110,7 @@ class SyncConnections(PatientConnections):
                 raise too_late(len(left), len(set(ids)), states, limit)
             rest = POLL_EVERY if limit is None else limit.total_seconds() - waited
             await self._sleep(min(max(_FIRST_POLL, waited / 4), POLL_EVERY, rest))
-            if self._closed > closed or self._given is None and self._is_closing():
+            if self._closed > closed or (self._given is None and self._is_closing()):
                 raise DatabaseUnavailable("this client is closed")
 
     def _now(self) -> float:
