@@ -208,16 +208,21 @@ async def test_a_database_that_answers_each_statement_late_is_used_for_a_limited
         await database.close()
 
 
-async def test_a_database_that_hangs_is_given_up_before_a_migration_would_be(connection, database_url, monkeypatch):
-    """A migration may take an hour. Meanwhile no other pool of the database is looked after."""
+@pytest.mark.parametrize("migrates", [False, True])
+async def test_a_database_that_answers_the_check_of_its_schema_late_is_asked_for_a_limited_time(
+    database_url, monkeypatch, migrates
+):
+    async def ask_on_and_on(connection):
+        while True:
+            await connection.execute("SELECT pg_sleep(0.05)")
+
     monkeypatch.setattr("joex_operator.control.database._USED_FOR", 0.2)
-    database = Database(database_url, lambda *_: None, migrate=True, start_scheduler=Mock())
+    monkeypatch.setattr("joex_operator.control.database.check_schema", ask_on_and_on)
+    database = Database(database_url, lambda *_: None, migrate=migrates, start_scheduler=Mock())
     try:
-        async with asyncio.timeout(PATIENCE), connection.transaction():
-            await connection.execute("LOCK TABLE joex_private.migration")
-            with pytest.raises(DatabaseUnavailable):
-                async with database.connection():
-                    pass
+        with pytest.raises(DatabaseUnavailable, match="no answer in time"):
+            async with asyncio.timeout(PATIENCE), database.connection():
+                pass
     finally:
         await database.close()
 

@@ -21,7 +21,7 @@ from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.notifications.listener import Listener
 from joex.store import executors, periodic, pools
 from joex.store.database import borrowed, connect, create_pool
-from joex.store.errors import NO_MESSAGE
+from joex.store.errors import NO_MESSAGE, translated
 from joex.store.migrate import check_schema, migrate
 from joex.store.name_lookups import OWNER
 from joex.trouble import Trouble
@@ -226,12 +226,13 @@ class Database:
             return self._pool
 
     async def _prepare(self) -> None:
-        connection = await connect(self.url, name="joex operator", within=_USED_FOR)
-        try:
-            with suppress(SchemaError) if self._migrate else nullcontext():
-                await check_schema(connection)
-        finally:
-            connection.terminate()
+        with translated(), suppress(SchemaError) if self._migrate else nullcontext():
+            async with asyncio.timeout(_USED_FOR):
+                connection = await connect(self.url, name="joex operator", within=_USED_FOR)
+                try:
+                    await check_schema(connection)
+                finally:
+                    connection.terminate()
         if not self._migrate:
             return
         connection = await connect(self.url, name="joex operator", within=_MIGRATE_WITHIN)
