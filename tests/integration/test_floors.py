@@ -86,6 +86,19 @@ async def test_a_floor_that_takes_too_long_to_find_is_raised_by_and_by(bench, ex
     assert len(await bench.take(executor)) == 1
 
 
+async def test_groups_for_whose_floors_there_was_no_time_are_left_to_the_next_call(bench, executor):
+    for group in "ab":
+        await bench.submit(group)
+    drawn = await read_floors.draw(bench.connection)
+    queues, rings = zip(await place(bench, "a"), await place(bench, "b"), strict=True)
+    arguments = drawn.upto, drawn.epoch, drawn.writers, queues, rings
+    once = "SELECT joex_private.raise_floors($1, $2, $3, $4, $5, p_seconds => 0)"
+    raised = "SELECT count(*) FROM joex_private.floor WHERE upto = $1"
+    for is_done in (None, True):
+        assert await bench.connection.fetchval(once, *arguments) is is_done
+        assert await bench.connection.fetchval(raised, drawn.upto) == (2 if is_done else 1)
+
+
 async def test_a_submission_that_commits_late_is_not_passed_over(bench, executor, another_connection, client):
     late = await another_connection()
     transaction = late.transaction()

@@ -66,7 +66,7 @@ async def crowded_places(connection: Connection, after: Place, crowd: int, secon
 
 
 async def raise_floors(connection: Connection, drawn: Draw, places: Collection[Place]) -> bool | None:
-    """Raise the floors of these groups. None: not yet; False: the number has expired."""
+    """Raise the floors of these groups. None: not yet, or not all; False: the number has expired."""
     with translated():
         done: bool | None = await connection.fetchval(
             _RAISE, drawn.upto, drawn.epoch, drawn.writers, [queue for queue, _ in places], [ring for _, ring in places]

@@ -198,14 +198,16 @@ CREATE OR REPLACE FUNCTION joex_private.job_writers() RETURNS text[] LANGUAGE sq
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND l.pid IS DISTINCT FROM pg_backend_pid() $$;
 
--- Step 3, for these groups. Null: not now, because a transaction of step 2 is still open, or another session raises floors; false:
--- floors are off or were so meanwhile, and the number is worth nothing; true: done. Ends after about p_seconds: a floor may be raised halfway.
+-- Step 3, for these groups. Null: not now, because a transaction of step 2 is still open, or another session raises floors, or not all:
+-- the next call with this number goes on; false: floors are off or were so meanwhile, and the number is worth nothing; true: done.
+-- Ends after about p_seconds: a floor may be raised halfway.
 CREATE OR REPLACE FUNCTION joex_private.raise_floors(
     p_upto bigint, p_epoch bigint, p_writers text[], p_queues text[], p_rings bigint[], p_seconds float8 DEFAULT 0.5
-) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_until timestamptz := clock_timestamp() + make_interval(secs => p_seconds);
     v_group record;
+    v_is_begun boolean := false;
 BEGIN
     -- (A TRUNCATE, after which numbers may begin anew, comes before all of this, and has changed the epoch; or after.)
     LOCK TABLE joex_private.job IN ACCESS SHARE MODE;
@@ -218,7 +220,12 @@ BEGIN
         RETURN NULL;
     END IF;
     FOR v_group IN SELECT DISTINCT g.queue, g.ring FROM unnest(p_queues, p_rings) g(queue, ring) LOOP
-        EXIT WHEN clock_timestamp() > v_until;
+        -- (An earlier call raised it; or another session, which drew later.)
+        CONTINUE WHEN EXISTS (SELECT FROM joex_private.floor_of(v_group.queue, v_group.ring) f WHERE f.upto >= p_upto);
+        IF v_is_begun AND clock_timestamp() > v_until THEN
+            RETURN NULL;
+        END IF;
+        v_is_begun := true;
         PERFORM joex_private.raise_floor(v_group.queue, v_group.ring, p_upto, v_until);
     END LOOP;
     RETURN true;
@@ -233,9 +240,6 @@ DECLARE
     v_held uuid[];
 BEGIN
     SELECT * INTO v_old FROM joex_private.floor_of(p_queue, p_ring);
-    IF v_old.upto >= p_upto THEN        -- another session drew later, and was faster
-        RETURN;
-    END IF;
     FOR i IN 0..2 LOOP
         v_lanes := v_lanes || joex_private.first_runnable(
             p_queue, p_ring, i::smallint, (ARRAY[v_old.lane0, v_old.lane1, v_old.lane2])[i + 1], p_upto, p_until);
