@@ -150,7 +150,7 @@ async def test_the_many_pools_of_a_database_share_the_rescue_of_an_observation(d
     """A rescue looks at each executor of the database."""
     rescues = []
 
-    async def rescue(_connection, marks, _losses):
+    async def rescue(_connection, marks):
         rescues.append(list(marks))
         return []
 
