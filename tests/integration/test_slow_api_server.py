@@ -13,7 +13,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from joex_operator.cluster import kubernetes_api, leader_election, namespace_claims
 from joex_operator.cluster import operator as operator_module
-from joex_operator.cluster.kopf_watches import KopfWatches
+from joex_operator.cluster.kopf_watches import KopfWatches, RestoredError
 from joex_operator.cluster.kubernetes_api import ApiError
 from joex_operator.cluster.operator import Operator
 from joex_operator.cluster.settings import OperatorSettings
@@ -147,3 +147,22 @@ async def test_a_list_that_fails_is_made_again_soon_and_asks_for_a_restart_when_
         assert operator.health() == "the operator has not listed the cluster for too long"
         is_refused = False
         await eventually(lambda: operator.health() is None, why="a list that succeeds is the end of it")
+
+
+async def test_an_operator_whose_api_server_was_restored_starts_over_without_what_it_knew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listing: list[KopfWatches] = []
+
+    async def resync(watches: KopfWatches) -> None:
+        listing.append(watches)
+        if len(listing) == 2:
+            raise RestoredError("version 9 of deployments after 11")
+
+    monkeypatch.setattr(KopfWatches, "resync", resync)
+    monkeypatch.setattr(KopfWatches, "run", for_ever)
+    monkeypatch.setattr(operator_module, "_FIRST_RESYNC_AFTER", 0.01)
+    monkeypatch.setattr(operator_module, "_START_OVER_IN", 0.01)
+    async with operator_before(ApiServer()):
+        await eventually(lambda: len(set(listing)) == 2, why="others watch")
+        assert listing[0]._fleet is not listing[-1]._fleet

@@ -51,6 +51,10 @@ _PROBES_APART = 1.0
 """Seconds between two questions whether rights are back, at least: there may be a thousand namespaces."""
 
 
+class RestoredError(Exception):
+    """The API server has an older state than before. What is known of later versions would be taken for newer."""
+
+
 class KopfWatches:
     """Keeps the fleet's cache up to date, and feeds the controller.
 
@@ -87,6 +91,7 @@ class KopfWatches:
         self._needs_resync = asyncio.Event()
         self._complete: set[str] = set()
         self._left_out: dict[str, tuple[str, str]] = {}
+        self._listed: dict[str, int] = {}
         claims.on_loss, claims.on_deletion = self._abandon, self._remove_all
         self._session = WatchSession(api.client, paths, self._note_list)
 
@@ -229,6 +234,10 @@ class KopfWatches:
         that these were deleted, and the controller would delete their rows. One of several namespaces that the API
         server refuses is left out: its owner may take the operator's rights there away, and not those elsewhere. One
         that was lost meanwhile, and is held again, waits for the next resync: its objects were listed before the loss.
+
+        Raises:
+            ApiError: the API server does not answer, or refuses the operator of the whole cluster.
+            RestoredError: what is known is of no use any more.
         """
         before = self._complete.copy()
         first: list[tuple[str, Object]] = []
@@ -259,6 +268,9 @@ class KopfWatches:
         at, there = 0, set[Key]()
         async for page in self._api.pages(path_of(namespace, kind), **query):
             at = at or version(page)
+            if at < self._listed.get(kind, 0):
+                raise RestoredError(f"version {at} of {kind} after {self._listed[kind]}: etcd has an older state")
+            self._listed[kind] = at
             there |= {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page["items"]}
             self._take_page(kind, page["items"], first)
         self._forget_absent(kind, there, at, namespace)

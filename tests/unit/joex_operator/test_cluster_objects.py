@@ -9,7 +9,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from joex_operator.api.objects import Ref
 from joex_operator.cluster import kopf_watches
 from joex_operator.cluster.fleet import ClusterFleet
-from joex_operator.cluster.kopf_watches import KopfWatches
+from joex_operator.cluster.kopf_watches import KopfWatches, RestoredError
 from joex_operator.cluster.kubernetes_api import ApiError, Conflict, Forbidden, KubernetesApi, NotFound
 from joex_operator.cluster.namespace_claims import NamespaceClaims
 from joex_operator.control.controller import Controller
@@ -73,6 +73,7 @@ class Objects(KubernetesApi):
 
     holder = ""
     uid = "1"
+    version = "10"
     refused: Mapping[str, ApiError] = {}
     answers_in = 0.01
 
@@ -84,8 +85,8 @@ class Objects(KubernetesApi):
         if path.endswith("/leases/joex.dev"):
             return {"metadata": {"name": "joex.dev", "uid": self.uid}, "spec": {"holderIdentity": self.holder}}
         if "/namespaces/shop/" in path:
-            return {"metadata": {"resourceVersion": "10"}, "items": []}
-        metadata = {"namespace": "prod", "uid": self.uid, "resourceVersion": "10"}
+            return {"metadata": {"resourceVersion": self.version}, "items": []}
+        metadata = {"namespace": "prod", "uid": self.uid, "resourceVersion": self.version}
         pool = {"metadata": {**metadata, "name": "documents"}, "spec": POOL}
         task = {"metadata": {**metadata, "name": "nightly"}, "spec": {"pool": "documents", "task": "a", "timer": "*:*"}}
         items = {"joexpools": [pool], "periodictasks": [task]}.get(path.rpartition("/")[2], [])
@@ -313,6 +314,17 @@ async def test_the_objects_of_a_namespace_that_is_lost_and_claimed_again_during_
     assert await seen.get() == NONE
     await watches.resync()
     assert await seen.get() == ALL
+
+
+@pytest.mark.parametrize("namespaces", [(), ("prod", "shop")])
+async def test_an_api_server_whose_etcd_was_restored_is_noticed(claimed_late):
+    """Its objects have lower versions than before, and would count as older than those that are known."""
+    api, _, watches, _, _ = claimed_late
+    for api.version in ("10", "10", "11"):
+        await watches.resync()
+    api.version = "9"
+    with pytest.raises(RestoredError, match="version 9 of deployments after 11"):
+        await watches.resync()
 
 
 async def test_an_operator_of_the_whole_cluster_without_its_rights_lists_nothing(claimed_late):
