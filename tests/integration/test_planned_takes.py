@@ -14,7 +14,7 @@ import pytest
 
 from joex.core.priority_turns import CountingScheme
 from joex.store import executors, runs, stats, worker_runs
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -36,7 +36,13 @@ _JOBS = """
     SELECT j.id, j.grp FROM joex_private.plan p CROSS JOIN unnest(p.tids) WITH ORDINALITY AS e(tid, nr)
     JOIN joex_private.job j ON j.ctid = e.tid ORDER BY e.nr
 """
-_HELD_BY_GROUP = "SELECT grp, count(*) FROM joex_private.job WHERE executor_id IS NOT NULL GROUP BY grp"
+_HELD_BY_GROUP = "SELECT queue, grp, count(*) FROM joex_private.job WHERE executor_id IS NOT NULL GROUP BY 1, 2"
+_IN_ANOTHER_QUEUE = """
+    INSERT INTO joex_private.job (queue, grp, task, state, lane, executor_id, app_id, lock_id, scheduled_at, started_at)
+    SELECT 'other', grp, task, state, lane, executor_id, app_id, CASE WHEN lane IS NULL THEN gen_random_uuid() END,
+           scheduled_at, started_at
+    FROM joex_private.job
+"""
 _WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
 _WAITING = "SELECT EXISTS (SELECT FROM joex_private.job WHERE lane IS NOT NULL)"
 _LEFT = """
@@ -69,8 +75,8 @@ class Fleet:
 
     async def fill(self) -> None:
         """No group has room, though all have a backlog, and takes wait for each other as long as it takes."""
-        for group, held in await self.bench.connection.fetch(_HELD_BY_GROUP):
-            await stats.set_group(self.bench.connection, group, "default", max_running=held)
+        for queue, group, held in await self.bench.connection.fetch(_HELD_BY_GROUP):
+            await stats.set_group(self.bench.connection, group, queue, max_running=held)
         await self.bench.connection.execute("ALTER FUNCTION joex_private.wait_for_ring SET lock_timeout = 0")
         await self.bench.connection.execute("CREATE TABLE other_than_new ()")  # this database serves no other test
         await self.renew()
@@ -396,11 +402,16 @@ async def test_so_does_one_that_waited_while_a_job_was_locked(fleet, another_con
 async def test_so_does_one_that_has_begun_to_wait_since_the_other_one_chose(fleet, another_connection):
     """The room that its run has left came after that choice, though before the end of that take."""
     await fleet.fill()
+    await fleet.bench.connection.execute("""
+        CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN new; END $$;
+        CREATE TRIGGER wait BEFORE INSERT ON joex_private.plan FOR EACH ROW EXECUTE FUNCTION wait()
+    """)
     other = await fleet.bench.executor("another")
     takes = []
     lock = await another_connection()
     async with lock.transaction():
-        await lock.execute("SELECT FROM joex_private.executor WHERE id = $1 FOR UPDATE", fleet.taker)
+        await lock.execute("SELECT pg_advisory_xact_lock(1)")
         for group, taker in enumerate((fleet.taker, other)):
             await fleet.make_room(group)
             session = await another_connection()
@@ -409,12 +420,47 @@ async def test_so_does_one_that_has_begun_to_wait_since_the_other_one_chose(flee
     assert [[job.group for job in await take] for take in takes] == [[GROUPS[0]], [GROUPS[1]]]
 
 
+async def test_a_take_that_waits_for_its_executor_holds_up_no_other(fleet, another_connection):
+    """Whoever asks an executor to drain may leave this transaction open."""
+    await fleet.fill()
+    drain, first = await another_connection(), await another_connection()
+    async with drain.transaction():
+        await drain.execute("SELECT joex_private.drain('taker')")
+        await fleet.make_room(0)
+        waits = asyncio.ensure_future(runs.take(first, fleet.taker, ["default"], 2, FOUR_ONE))
+        await eventually(lambda: fleet.bench.connection.fetchval(_WAITS, first.get_server_pid()))
+        await fleet.make_room(1)
+        other = await fleet.bench.executor("another")
+        async with asyncio.timeout(PATIENCE):
+            assert [job.group for job in await fleet.bench.take(other, 2)] == [GROUPS[1]]
+        assert not waits.done()
+    assert await waits == []
+
+
+async def test_takes_of_the_same_queues_in_another_order_do_not_wait_for_each_other(fleet, another_connection):
+    """Each finds no job in its first queue, and goes on to the next one."""
+    connection, queues = fleet.bench.connection, ["default", "other"]
+    await connection.execute(_IN_ANOTHER_QUEUE)
+    for _ in range(2):  # learn how many are held
+        await runs.take(connection, fleet.taker, ["other"], 1, FOUR_ONE)
+    await fleet.fill()
+    rings = "lock(joex_private.ring_lock(), hashtext(q.name)) FROM unnest($1::text[]) q(name)"
+    await connection.execute("SELECT pg_advisory_" + rings, queues)
+    takes = []
+    for order in (queues, queues[::-1]):
+        session = await another_connection()
+        takes.append(asyncio.ensure_future(runs.take(session, fleet.taker, order, 2, FOUR_ONE)))
+        await eventually(partial(connection.fetchval, _WAITS, session.get_server_pid()))
+    await connection.execute("SELECT pg_advisory_un" + rings, queues)
+    assert [await take for take in takes] == [[], []]
+
+
 async def test_executors_look_for_no_work_just_after_a_take_that_took_all_that_could_run(fleet):
     connection = fleet.bench.connection
     await fleet.fill()
     assert await executors.has_work(connection, ["default"])
     assert await fleet.take(5) == []
-    await fleet.settle()
+    await connection.execute("UPDATE joex_private.plan SET made_at = clock_timestamp(), renew_at = 'infinity'")
     assert not await executors.has_work(connection, ["default"])
     await fleet.renew()
     assert await executors.has_work(connection, ["default"])

@@ -59,7 +59,7 @@ def run(name: str, app: str) -> None:
     try:
         code = call(name, sys.argv[1:], app)
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else code
+        code = 0 if end.code is None else end.code if isinstance(end.code, int) else code
         raise
     finally:
         gc.freeze()

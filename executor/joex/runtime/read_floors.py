@@ -68,6 +68,7 @@ class ReadFloorKeeper:
         self._drawn: Draw | None = None
         self._seen: datetime | None = None
         self._crowds: Counter[Place] = Counter()
+        self._rising: dict[Place, int] = {}
         self._after: Place = ("", 0)
 
     async def _raise(self, connection: Any) -> None:
@@ -80,14 +81,14 @@ class ReadFloorKeeper:
         finished, self._seen = await read_floors.finished_since(connection, self._seen, _AT_ONCE)
         self._crowds.update(finished)
         if self._drawn is not None:
-            crowded = [place for place, jobs in self._crowds.items() if jobs >= _CROWD]
-            done = await read_floors.raise_floors(connection, self._drawn, crowded)
+            # (The same groups until all are done: with those that get crowded meanwhile it might have no end.)
+            self._rising = self._rising or {place: jobs for place, jobs in self._crowds.items() if jobs >= _CROWD}
+            done = await read_floors.raise_floors(connection, self._drawn, list(self._rising))
             if done is None:
                 return
             if done:
-                for place in crowded:
-                    del self._crowds[place]
-        self._drawn = await read_floors.draw(connection)
+                self._crowds -= Counter(self._rising)
+        self._drawn, self._rising = await read_floors.draw(connection), {}
         # (Finished jobs tell at once which groups they crowd, however many groups there are. Other changes leave no
         # trace but dead entries.)
         crowded, self._after = await read_floors.crowded_places(connection, self._after, _CROWD, _SECONDS)

@@ -49,7 +49,8 @@ class LeaderElection:
 
         Raises what ``work`` raises. At the end it releases the Lease, so that a standby need not wait until it expires.
         """
-        while not await self._try():  # noqa: ASYNC110 - the Lease is in the API server
+        # (Its ten seconds begin with the attempt: an answer may come so late that they are over.)
+        while not await self._try(_DEADLINE) or self._left() <= 0:  # noqa: ASYNC110 - the Lease is in the API server
             await asyncio.sleep(_TRY_EVERY)
         _log.info("%s leads", self._identity)
         working, renewing = asyncio.ensure_future(work()), asyncio.create_task(self._renew())
@@ -69,17 +70,18 @@ class LeaderElection:
                 raise error
 
     async def _renew(self) -> None:
-        """Renew the Lease; returns when this operator has lost it, or could not renew it in time."""
-        until, pause = time.monotonic() + _DEADLINE, _RENEW_EVERY
-        while True:
-            await asyncio.sleep(min(pause, until - time.monotonic()))
-            began, pause = time.monotonic(), _TRY_AGAIN_IN
-            if began >= until:
-                return
-            if await self._try(min(_DEADLINE / 2, until - began)):
-                until, pause = began + _DEADLINE, began + _RENEW_EVERY - time.monotonic()
+        """Renew the Lease; returns when this operator could not renew it in time, as when another one has it."""
+        pause = self._lock.renewed_at + _RENEW_EVERY - time.monotonic()
+        while self._left() > 0:
+            await asyncio.sleep(min(pause, self._left()))
+            left, pause = self._left(), _TRY_AGAIN_IN
+            if left > 0 and await self._try(min(_DEADLINE / 2, left)):
+                pause = self._lock.renewed_at + _RENEW_EVERY - time.monotonic()
 
-    async def _try(self, within: float | None = None) -> bool:
+    def _left(self) -> float:
+        return self._lock.renewed_at + _DEADLINE - time.monotonic()
+
+    async def _try(self, within: float) -> bool:
         """Take or renew the Lease."""
         answered_at, leads = self._lock.answered_at, await self._lock.acquire(within)
         if self._lock.answered_at != answered_at:

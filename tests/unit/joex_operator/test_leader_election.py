@@ -32,13 +32,17 @@ class Lock:
         self._clock = clock
         self._answers = answers
         self.answered_at: float | None = None
+        self.renewed_at = 0.0
 
     async def acquire(self, within: float | None = None) -> bool:
         assert within is not None
         assert within > 0.0
-        seconds, is_mine = self._answers(self._clock.now)
+        began = self._clock.now
+        seconds, is_mine = self._answers(began)
         await self._clock.sleep(min(seconds, within))
-        return is_mine and seconds <= within
+        if is_mine and seconds <= within:
+            self.renewed_at = began
+        return self.renewed_at == began
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def led(clock: Clock, answers: Callable[[float], tuple[float, bool]]) -> float:
-    """The seconds for which an operator leads that has just renewed the Lease, which then has these answers."""
+    """Until when an operator leads that has renewed the Lease at 0.0, which has these answers from now on."""
     unused: Any = None
     election = LeaderElection(unused, name="joex-operator", namespace="shop", identity="one")
     lock: Any = Lock(clock, answers)
@@ -65,6 +69,11 @@ async def test_a_leader_that_can_not_renew_its_lease_leads_for_ten_seconds_and_n
 ) -> None:
     """Its renewals are refused at once, or without an answer."""
     assert await led(clock, lambda now: (math.inf if now >= hangs_after else 0.0, False)) == pytest.approx(10.0)
+
+
+async def test_a_leader_counts_from_its_attempt_and_not_from_a_late_answer(clock: Clock) -> None:
+    clock.now = 9.0
+    assert await led(clock, lambda _: (math.inf, False)) == pytest.approx(10.0)
 
 
 async def test_a_leader_leads_on_where_each_answer_takes_almost_five_seconds(clock: Clock) -> None:

@@ -640,9 +640,11 @@ END $$;
 -- The next jobs of a queue by the rule, for an executor; some of them perhaps by a plan that another take has made meanwhile.
 -- p_cursor null: the transaction that serves the queue for the first time is still open, or its first job was submitted a moment ago, or
 -- grant_queue could not grant the sequences. Then this begins anywhere on the ring.
+-- p_is_last: the executor goes on to no other queue with the slots that are left. (With the ring of this one it would wait for the ring of
+-- the next, whose holder may wait for this one: executors try their queues in turn.)
 CREATE OR REPLACE FUNCTION joex_private.take_in_turn(
     p_executor integer, p_app_id text, p_queue text, p_cursor regclass, p_drawn regclass, p_free integer, p_high integer, p_low integer,
-    p_most bytea
+    p_most bytea, p_is_last boolean
 ) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_simple boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
@@ -696,7 +698,11 @@ BEGIN
             FROM joex_private.choose(
                 p_queue, v_from, v_again, p_cursor, greatest(v_want, v_ahead), p_high, p_low, p_most, v_without) c;
             v_is_all := v_is_all OR v_tids = '{}' AND v_blocked = '{}';
-            v_ends := v_is_all AND v_plans AND v_next_ahead > 0 AND cardinality(v_tids) < v_want AND v_without = '{}';
+            v_ends := v_is_all AND v_plans AND v_next_ahead > 0 AND cardinality(v_tids) < v_want AND v_without = '{}' AND p_is_last;
+            IF v_ends THEN      -- and it waits for nobody else until it commits (see hand_out)
+                PERFORM FROM joex_private.executor e WHERE e.id = p_executor FOR SHARE SKIP LOCKED;
+                v_ends := FOUND;
+            END IF;
             EXIT WHEN v_tids = '{}' AND v_is_all AND NOT v_ends;
             IF cardinality(v_tids) > v_want OR cardinality(v_tids) = v_want AND v_plans AND v_ahead = 0 AND v_next_ahead > 0 THEN
                 PERFORM joex_private.publish_plan(
@@ -777,7 +783,7 @@ BEGIN
     IF v_executor.draining THEN
         RETURN;
     END IF;
-    FOR v_queue IN SELECT n.name, q.cursor, q.drawn, q.paused_at, (SELECT j.due_at FROM joex_private.job j
+    FOR v_queue IN SELECT n.name, n.ord = cardinality(p_queues) AS is_last, q.cursor, q.drawn, q.paused_at, (SELECT j.due_at FROM joex_private.job j
                                                       WHERE j.queue = n.name AND j.due_at IS NOT NULL ORDER BY j.due_at LIMIT 1)
                    FROM unnest(p_queues) WITH ORDINALITY AS n(name, ord)
                    LEFT JOIN joex_private.queue q USING (name) ORDER BY n.ord LOOP
@@ -815,7 +821,8 @@ BEGIN
         END IF;
         IF v_want > 0 THEN
             RETURN QUERY SELECT * FROM joex_private.take_in_turn(
-                p_executor, v_executor.app_id, v_queue.name, v_queue.cursor, v_drawn, v_want, p_high, p_low, p_most);
+                p_executor, v_executor.app_id, v_queue.name, v_queue.cursor, v_drawn, v_want, p_high, p_low, p_most,
+                v_queue.is_last);
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_want := v_want - v_got;
         END IF;

@@ -25,7 +25,7 @@ BEGIN
     IF lasts > interval '1 hour' THEN
         RAISE EXCEPTION 'lasts: expected at most an hour; got %: renew the subscription before it ends', lasts USING ERRCODE = '22023';
     END IF;
-    IF pg_sequence_last_value('joex_private.roles_bound') <> 1 AND NOT EXISTS (SELECT FROM joex_private.bounds('{view, submit}')) THEN
+    IF pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1 AND NOT EXISTS (SELECT FROM joex_private.bounds('{view, submit}')) THEN
         RAISE EXCEPTION 'the role % is bound to no group or queue in which it may view or submit', session_user
             USING ERRCODE = 'insufficient_privilege';
     END IF;
