@@ -7,9 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from joex import InvalidJob, NewJob
-from joex.store import jobs, runs
+from joex.core.access import EVERYTHING, Bounds
+from joex.store import jobs, keyed, periodic, runs, stats
 from joex.store.job_pages import check_cursor
-from joex.store.listing import Filter, list_jobs
+from joex.store.listing import Filter, list_held, list_jobs, list_queued
+from joex.store.search import Search, count_jobs, search_jobs
 from tests.support.cases import case
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -116,3 +118,25 @@ async def test_a_cursor_that_no_page_has_given_is_refused(bench):
 async def test_a_cursor_with_a_value_that_the_database_cannot_hold_is_refused(bench, cursor):
     with pytest.raises(InvalidJob):
         await list_jobs(bench.connection, Filter(), cursor)
+
+
+async def test_a_list_is_planned_for_its_own_arguments_whatever_others_have_asked(connection):
+    """The server would keep one plan for all, once those of a few calls have made it seem as cheap."""
+    asked = Bounds(queues=("default", "other"), groups=("x", "y"))
+    for _ in range(10):
+        for bounds in (asked, EVERYTHING):
+            await list_jobs(connection, Filter(bounds=bounds))
+            await list_held(connection, None, None, 1, bounds)
+            await list_queued(connection, None, None, 1, bounds)
+            await search_jobs(connection, Search(bounds=bounds))
+            await count_jobs(connection, Search(bounds=bounds), most_read=10)
+            await stats.group_stats(connection, bounds=bounds)
+            await stats.group_settings(connection, bounds=bounds)
+            await stats.shared_queue_stats(connection, bounds)
+            await stats.paused_queues(connection, bounds)
+            await keyed.list_keyed(connection, "a", None, None, 1, bounds=bounds)
+            await keyed.count(connection, "a", bounds=bounds)
+            await keyed.active(connection, "a", bounds)
+            await periodic.page_of_tasks(connection, bounds=bounds)
+    kept = await connection.fetch("SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0")
+    assert [row[0] for row in kept if " IS NULL OR " in row[0]] == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from joex.store.statement import statement
+from joex.store.statement import planned_anew
 
 NOTHING = 0
 """Of payloads: none at all."""
@@ -37,7 +37,7 @@ def listing(heads: str, source: str, payloads: dict[str, str], at: int, key: Seq
     keys = ", ".join(f"array_agg({name} ORDER BY nr) AS every_{name}" for name in key)
     is_next = " AND ".join(f"{name} = given.every_{name}[f.nr + 1]" for name in key)
     is_of_head = " AND ".join(f"{name} = h.{name}" for name in key)
-    return statement(f"""
+    return planned_anew(f"""
         WITH RECURSIVE head AS MATERIALIZED (SELECT row_number() OVER () AS nr, h.* FROM ({heads}) h),
         given AS MATERIALIZED (SELECT {keys} FROM head),
         fitting AS (

@@ -24,7 +24,7 @@ from joex.errors import DatabaseUnavailable
 from joex.store.errors import OUT_OF_STEP
 from joex.store.framing import CheckedLoop
 from joex.store.name_lookups import LOOKUPS
-from joex.store.statement import Connection
+from joex.store.statement import PLANNED_ANEW, Connection
 
 if TYPE_CHECKING:
     _Base = asyncpg.Connection[Any]
@@ -168,6 +168,12 @@ class OwnConnection(_Base):
     def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
         """As asyncpg's; if cancelled, it ends the connection instead of waiting for a roll-back."""
         return _Transaction(self, isolation, readonly, deferrable)
+
+    async def _get_statement(self, query: str, *given: Any, **options: Any) -> Any:
+        """As asyncpg's, but the server keeps none that needs a plan of its own each time (`planned_anew`)."""
+        if query in PLANNED_ANEW:
+            options["use_cache"] = False
+        return await super()._get_statement(query, *given, **options)  # type: ignore[misc] # its types lack this
 
     def _set_socket(self) -> None:
         found = self._transport.get_extra_info("socket")

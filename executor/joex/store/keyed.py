@@ -14,7 +14,7 @@ from joex.core.access import EVERYTHING, Bounds
 from joex.store.bounded import UNLIMITED, fitting, listing
 from joex.store.errors import translated
 from joex.store.jobs import read_json
-from joex.store.statement import Connection, columns, id_of, statement
+from joex.store.statement import Connection, columns, id_of, planned_anew, statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ _LIST = listing(
     _PAYLOADS,
     7,
 )
-_COUNT = statement("""
+_COUNT = planned_anew("""
     SELECT count(*) FILTER (WHERE finished_at IS NULL AND state <> 'running') AS pending,
            count(*) FILTER (WHERE state = 'running') AS running,
            count(*) FILTER (WHERE finished_at IS NOT NULL) AS finished
     FROM joex_private.job WHERE task = $1::text AND key IS NOT NULL AND ($2::bytea IS NULL OR rank <= $2)
       AND ($3::text[] IS NULL OR queue = ANY ($3)) AND ($4::text[] IS NULL OR grp = ANY ($4))
 """)
-_ACTIVE = statement("""
+_ACTIVE = planned_anew("""
     SELECT key FROM joex_private.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
       AND ($2::text[] IS NULL OR queue = ANY ($2)) AND ($3::text[] IS NULL OR grp = ANY ($3))
 """)

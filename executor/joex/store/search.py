@@ -16,7 +16,7 @@ from joex.store.errors import translated
 from joex.store.job_pages import Page, Part, cursor_after, job_in, parts_after
 from joex.store.jobs import HEADS
 from joex.store.listing import WANTED, Filter
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, planned_anew
 
 _SOUGHT = f"""{WANTED}
     AND ($5::text IS NULL OR submitter = $5) AND ($6::text IS NULL OR tracker = $6)
@@ -42,7 +42,7 @@ def _count(part: Part, conditions: tuple[str, ...]) -> str:
 
     (The order is for the planner: it reads no more of the index than the limit; a scan could read the whole table.)
     """
-    return statement(f"""
+    return planned_anew(f"""
         SELECT count(*) FILTER (WHERE {_SOUGHT}), count(*)
         FROM (SELECT queue, grp, task, state, submitter, tracker, subject FROM joex_private.job
               WHERE {" AND ".join(conditions)} ORDER BY {part.order} LIMIT $8::integer) job
@@ -56,7 +56,7 @@ def _search(part: Part, conditions: tuple[str, ...]) -> str:
     The row whose ``nr`` is $8 comes in any case: there the next page begins. (The place after which a page begins, and
     a queue or a group by which the index is ordered, are conditions of their own, so that it is read from there.)
     """
-    return statement(f"""
+    return planned_anew(f"""
         SELECT * FROM (
             SELECT {HEADS}, {part.keys}, nr, {_SOUGHT} AS is_sought
             FROM (SELECT *, row_number() OVER (ORDER BY {part.order}) AS nr

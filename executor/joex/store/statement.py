@@ -17,12 +17,24 @@ else:
 
 T = TypeVar("T")
 STATEMENTS: list[str] = []
+PLANNED_ANEW: set[str] = set()
+"""Those of `planned_anew`."""
 
 
 def statement(sql: str) -> str:
     """Register a statement."""
     STATEMENTS.append(sql)
     return sql
+
+
+def planned_anew(sql: str) -> str:
+    """Register a statement whose best plan depends on its arguments, such as a filter that may be left out.
+
+    The server would keep one plan for all arguments, once those of a few calls have made it seem as cheap: then a list
+    of one tenant takes a hundred times as long because of another's.
+    """
+    PLANNED_ANEW.add(sql)
+    return statement(sql)
 
 
 def columns(of: type[Any], leave_out: Collection[str] = (), **expressions: str) -> str:

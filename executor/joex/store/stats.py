@@ -9,14 +9,14 @@ from datetime import datetime
 from joex.core.access import EVERYTHING, Bounds
 from joex.core.fairness import Cursor
 from joex.store.errors import translated
-from joex.store.statement import Connection, statement
+from joex.store.statement import Connection, planned_anew, statement
 
 _QUEUES = statement("""
     SELECT queue, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, groups, paused
     FROM joex.queue_stats ORDER BY queue
 """)
 # (As the view joex.queue_stats, of the groups and queues that a caller may reach.)
-_QUEUES_WITHIN = statement("""
+_QUEUES_WITHIN = planned_anew("""
     SELECT queue, sum(waiting)::bigint, sum(deferred)::bigint, sum(scheduled)::bigint, sum(running)::bigint,
            sum(stuck)::bigint, max(oldest_runnable_seconds) FILTER (
                WHERE NOT paused AND (max_running IS NULL OR scheduled + running < max_running)
@@ -30,7 +30,7 @@ _SHARES = statement("""
            behind_seconds
     FROM joex.shares() ORDER BY queue
 """)
-_GROUPS = statement("""
+_GROUPS = planned_anew("""
     SELECT queue, grp, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, weight, paused,
            max_running, max_waiting
     FROM joex.group_stats
@@ -66,7 +66,7 @@ _CURSORS = statement("""
 _QUEUES_OF_WORKERS = statement("""
     SELECT DISTINCT queue FROM joex_private.watch WHERE for_workers AND until > clock_timestamp()
 """)
-_SETTINGS = statement("""
+_SETTINGS = planned_anew("""
     SELECT queue, grp, weight, paused, max_running, max_waiting FROM joex_private.group_setting
     WHERE ($1::text[] IS NULL OR queue = ANY ($1)) AND ($2::text[] IS NULL OR grp = ANY ($2))
     ORDER BY queue, grp LIMIT $3::integer
@@ -74,7 +74,7 @@ _SETTINGS = statement("""
 _SET_GROUP = statement(
     "SELECT joex.set_group($1::text, $2::text, $3::integer, $4::boolean, $5::integer, max_waiting => $6::integer)"
 )
-_PAUSED = statement("""
+_PAUSED = planned_anew("""
     SELECT name, paused_at, paused_by FROM joex_private.queue
     WHERE paused_at IS NOT NULL AND ($1::text[] IS NULL OR name = ANY ($1))
           AND ($2::text[] IS NULL OR name IN (SELECT queue FROM joex.group_stats WHERE grp = ANY ($2))) ORDER BY name
