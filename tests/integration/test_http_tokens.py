@@ -719,11 +719,14 @@ async def test_the_calls_of_one_tenant_leave_places_to_the_others(http_as, owner
         assert (await tenant.get("/api/v1/jobs")).status_code == 200
 
 
-async def test_workers_of_one_token_that_wait_leave_places_to_those_of_others(
-    application, http_as, client, monkeypatch
+@pytest.mark.parametrize(
+    ("limit", "full"),
+    [("MOST_WAITING", "3 calls wait for a job: try again"), ("MOST_REQUESTS", "3 calls are being served: try again")],
+)
+async def test_workers_of_one_token_that_wait_leave_places_to_those_of_others(  # noqa: PLR0917 - fixtures
+    application, http_as, client, monkeypatch, limit, full
 ):
-    monkeypatch.setattr(route, "MOST_WAITING", 3)
-    full = "3 calls wait for a job: try again"
+    monkeypatch.setattr(route, limit, 3)
     async with http_as("work", queues=["mails"]) as many, http_as("work", queues=["prints"]) as few:
         waiting: list[asyncio.Task[httpx.Response]] = []
         for _ in range(3):

@@ -54,7 +54,8 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What serves a call."""
         handle, needs = super().get_route_handler(), needs_of(self)
-        takes_turns = self.path != _WAITS and not has_line(self.dependant)
+        may_wait = self.path == _WAITS
+        takes_turns = not may_wait and not has_line(self.dependant)
 
         async def judge_and_handle(request: Request) -> Response:
             await needs.judge(request)
@@ -70,7 +71,7 @@ class Route(APIRoute):
                         await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 except ClientDisconnect as error:
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
-                with calls.served(caller, getattr(request.state, UNREAD)):
+                with calls.served(caller, getattr(request.state, UNREAD), may_wait=may_wait):
                     if caller.bounds.are_set:
                         if takes_turns:
                             at_work = calls.at_work.of(caller.key, MOST_AT_WORK)
@@ -130,7 +131,7 @@ class Calls:
             yield
 
     @contextmanager
-    def served(self, caller: Caller, unread: ExitStack) -> Iterator[None]:
+    def served(self, caller: Caller, unread: ExitStack, *, may_wait: bool) -> Iterator[None]:
         """While a call of this caller is served, whose body is here.
 
         Until its answer is read, it counts for its caller alone: callers that do not read keep no place from others,
@@ -139,13 +140,14 @@ class Calls:
         Args:
             caller: who calls.
             unread: ends when the answer is read.
+            may_wait: it may wait for a job: where all places are taken, it may end the wait of another for its own.
 
         Raises:
             HTTPException: 503: there are too many, of this caller or of all.
         """
         if caller.bounds.are_set and self._unread[caller.key] >= MOST_OF_TENANT:
             refuse(f"{MOST_OF_TENANT} of your calls are being served: try again")
-        if self._served.total() >= MOST_REQUESTS:
+        if self._served.total() >= MOST_REQUESTS and not (may_wait and self._ends_a_wait(self._served[caller.key])):
             refuse(f"{MOST_REQUESTS} calls are being served: try again")
         unread.enter_context(counted(self._unread, caller.key))
         with counted(self._served, caller.key):
@@ -158,17 +160,21 @@ class Calls:
         Raises:
             HTTPException: 503: too many wait, and no other caller has more of them than this one.
         """
-        if len(self._waiting) >= MOST_WAITING:
-            of = Counter(self._waiting.values())
-            [(other, most)] = of.most_common(1)
-            if most <= of[caller] + 1:
-                refuse(f"{MOST_WAITING} calls wait for a job: try again")
-            longest = next(one for one, name in self._waiting.items() if name == other)
-            del self._waiting[longest]
-            longest.set()
+        if len(self._waiting) >= MOST_WAITING and not self._ends_a_wait([*self._waiting.values()].count(caller)):
+            refuse(f"{MOST_WAITING} calls wait for a job: try again")
         must_end = asyncio.Event()
         self._waiting[must_end] = caller
         try:
             yield must_end
         finally:
             self._waiting.pop(must_end, None)
+
+    def _ends_a_wait(self, own: int) -> bool:
+        """Whether the longest wait of the caller with most of them ends: it has at least two more than these."""
+        [(caller, most)] = Counter(self._waiting.values()).most_common(1) or [("", 0)]
+        if most <= own + 1:
+            return False
+        longest = next(one for one, other in self._waiting.items() if other == caller)
+        del self._waiting[longest]
+        longest.set()
+        return True
