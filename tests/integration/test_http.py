@@ -1367,6 +1367,16 @@ async def test_a_request_of_many_headers_is_refused_before_they_are_read(nowhere
     assert max(headers) == 100
 
 
+async def test_a_caller_that_is_far_ahead_of_its_answer_gets_it_and_the_end(nowhere, executor):
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 2 * slow_callers.MOST_AHEAD)
+        answer = await reader.read()
+        assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200"]
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        writer.close()
+
+
 async def test_a_body_of_many_headers_after_its_chunks_is_refused_before_they_are_read(nowhere, executor, monkeypatch):
     """64,000 of them held up the event loop for half a second, before the token was known."""
     read: list[int] = []

@@ -332,15 +332,19 @@ async def served(client: Client) -> AsyncIterator[tuple[str, int, asyncio.Task[N
             await asyncio.wait([serving])
 
 
-@pytest.mark.parametrize("further", ["", "GET /healthz HTTP/1.1\r\n"], ids=["nothing", "a part of its next request"])
-async def test_a_worker_that_hangs_up_while_it_waits_takes_nothing(call, client, further, monkeypatch):
+@pytest.mark.parametrize(
+    ("header", "further"),
+    [("", ""), ("", "GET /healthz HTTP/1.1\r\n"), ("", "x" * 20_000), ("Connection: Upgrade\r\nUpgrade: h2c\r\n", "x")],
+    ids=["nothing", "a part of its next request", "very much", "a byte of another protocol"],
+)
+async def test_a_worker_that_hangs_up_while_it_waits_takes_nothing(call, client, header, further, monkeypatch):
     """Nor one that has sent more meanwhile: the server does not stop reading, or it would not notice the end."""
     monkeypatch.setattr(worker_models, "LONGEST_WAIT", timedelta(hours=1))  # so that the wait does not end by itself
     body = json.dumps({"type": "resize", "wait": "1h"})
     async with served(client) as (host, port, _):
         with socket.create_connection((host, port)) as connection:
             connection.sendall(
-                f"POST /api/v1/accept HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+                f"POST /api/v1/accept HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{header}"
                 f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
             )
             await waits(client)

@@ -46,7 +46,8 @@ MOST_HEADERS = 100
 probes, beside all tokens."""
 
 MOST_AHEAD = 10_000
-"""Bytes of further requests that are read while one is being answered, to notice when its caller hangs up."""
+"""Bytes of further requests that are kept while one is being answered. Reading goes on, to notice when its caller hangs
+up: what comes beyond is dropped, and the connection ends after this answer."""
 
 MOST_CONNECTIONS = 800
 """Open connections. Beyond, each new one ends the one that has been idle for longest, or else of those whose bodies are
@@ -81,7 +82,8 @@ class TimedProtocol(H11Protocol):
         self._limit: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes of the answer, when the limit of the reader began
         self._read_limit: asyncio.TimerHandle | None = None
-        self._dropped = 0  # bytes that came when the connection was parting
+        self._dropped = 0  # bytes that came when the connection was parting, or its caller far ahead
+        self._is_far_ahead = False
         self.idle_since = self.loop.time()
         self.has_ended = False
 
@@ -100,8 +102,8 @@ class TimedProtocol(H11Protocol):
             min(idle or coming or [self], key=lambda one: one.idle_since).end()
 
     def data_received(self, data: bytes) -> None:
-        """Go on, or change, or end the limit. A connection that is parting drops what comes."""
-        if self.transport.is_closing():
+        """Go on, or change, or end the limit. A connection that will end after this answer drops what comes."""
+        if self.transport.is_closing() or self._is_far_ahead:
             self._dropped += len(data)
             if self._dropped > MOST_DROPPED:
                 self._transport.finish()
@@ -110,7 +112,9 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         if not was_answering and self.conn.our_state is not h11.IDLE:  # a head is here: half of it changes nothing
             self.idle_since = self.loop.time()
-        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MOST_AHEAD:
+        if self.conn.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL):
+            if len(self.conn.trailing_data[0]) > MOST_AHEAD:
+                self._is_far_ahead, self.cycle.keep_alive = True, False
             self.flow.resume_reading()
         self._judge()
 
