@@ -706,10 +706,14 @@ async def test_a_bound_token_can_not_tell_the_job_of_another_from_one_that_does_
 async def test_the_calls_of_one_tenant_leave_places_to_the_others(http_as, owner, client, monkeypatch):
     monkeypatch.setattr(route, "MOST_OF_TENANT", 1)
     wait = {"type": "mails", "wait": "60s"}
-    async with http_as("work", "view", queues=["mails"]) as tenant, http_as("view", queues=["prints"]) as other:
+    async with (
+        http_as("work", "view", queues=["mails"]) as tenant,
+        http_as("view", queues=["mails"]) as same,
+        http_as("view", queues=["prints"]) as other,
+    ):
         waits = asyncio.create_task(tenant.post("/api/v1/accept", json=wait, timeout=PATIENCE))
         await eventually(lambda: bool(client.connections.accept_waiters.waiting))
-        answer = await tenant.get("/api/v1/jobs")
+        answer = await same.get("/api/v1/jobs")
         assert (answer.status_code, answer.json()["detail"]) == (503, "1 of your calls are being served: try again")
         assert (await tenant.get("/openapi.json")).status_code == 503
         assert int(answer.headers["retry-after"]) > 0
@@ -801,7 +805,8 @@ async def test_calls_of_a_tenant_leave_connections_and_turns_to_others_however_m
         job_of = dict(await connection.fetch("SELECT grp, id FROM joex.jobs"))
         async with (locking := await another_connection()).transaction():
             await locking.execute("SELECT FROM joex_private.job FOR UPDATE")
-            for http, _ in product(many, range(route.MOST_AT_WORK)):
+            assert len(many) == route.MOST_AT_WORK
+            for http in many:
                 resubmit(http, job_of["many"])
             most = connection_shares.MOST_SHARED - 3
             for name, has_one in (("", 0), ("a", 1), ("b", 2), ("c", 2)):  # the last one is for who is not bound
@@ -953,8 +958,8 @@ async def test_lists_that_wait_for_their_turn_leave_places_to_the_calls_of_other
     await locking.execute("LOCK TABLE joex_private.job")
     async with AsyncExitStack() as tenants:
         reading = []
-        for _ in range(4):
-            tenant = await tenants.enter_async_context(http_as("view", groups=["acme"]))
+        for nr in range(4):
+            tenant = await tenants.enter_async_context(http_as("view", groups=[f"acme {nr}"]))
             reading += [asyncio.create_task(tenant.get("/api/v1/jobs")) for _ in range(route.MOST_OF_TENANT)]
         refused = 4 * (route.MOST_OF_TENANT - turns.MOST_IN_LINE)
         await eventually(

@@ -1,4 +1,4 @@
-"""Reads the bodies of calls: a large one in its caller's turn, and without holding up the executor's event loop."""
+"""Reads the bodies of calls: a large one in its tenant's turn, and without holding up the executor's event loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from joex.store.runs import size_limits
 LARGE = 100_000
 """Bytes of a body that takes more than a few milliseconds to parse."""
 MOST_LARGE = 4
-"""Large bodies of a caller at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
+"""Large bodies of a tenant at a time, from the first byte to the answer: a body of 10 MB may take 300 MB as objects."""
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
 _MANY = "/api/v1/jobs/many"
@@ -65,7 +65,7 @@ class JsonRequest(Request):
         length = self.headers.get("content-length", "0" if "transfer-encoding" not in self.headers else "")
         if not hasattr(self, "_body") and not (length.isdecimal() and int(length) <= LARGE):
             turns: Turns = self.app.state.turns
-            of_caller = turns.of((await caller_of(self)).key, MOST_LARGE)
+            of_caller = turns.of((await caller_of(self)).tenant, MOST_LARGE)
             await self._turn.enter_async_context(held(of_caller, self.app.state.closing))
         return await super().body()
 

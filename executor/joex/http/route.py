@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
@@ -26,16 +26,16 @@ from joex.http.turns import Turns, counted, held, refuse
 MOST_REQUESTS = 700
 """Calls that are being served, besides `joex.http.auth.PUBLIC` ones; more get a 503."""
 MOST_OF_TENANT = 200
-"""Calls of a token that is bound to groups or queues, each until its answer is read: one tenant leaves places to the
+"""Calls of a tenant that is bound to groups or queues, each until its answer is read: one tenant leaves places to the
 others, and keeps so many answers in memory."""
 MOST_WAITING = 600
-"""Of all, calls that wait for a job: beside as many idle workers, runs can still report. The callers share these."""
+"""Of all, calls that wait for a job: beside as many idle workers, runs can still report. The tenants share these."""
 MOST_AT_WORK = 4
-"""Calls of a token that is bound that are parsed and answered at a time, besides lists, changes (`joex.http.turns`) and
-calls for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
+"""Calls of a tenant that is bound that are parsed and answered at a time, besides lists, changes (`joex.http.turns`)
+and calls for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
 _WAITS = "/api/v1/accept"
 MOST_COMING = 50
-"""Calls of a caller whose bodies are on the way: they hold connections, which probes need too."""
+"""Calls of a tenant whose bodies are on the way: they hold connections, which probes need too."""
 
 
 class Route(APIRoute):
@@ -66,7 +66,7 @@ class Route(APIRoute):
                 calls: Calls = request.app.state.calls
                 caller = await caller_of(request)
                 try:
-                    with calls.coming(caller.key):
+                    with calls.coming(caller.tenant):
                         await whole.body()
                         await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 except ClientDisconnect as error:
@@ -74,9 +74,9 @@ class Route(APIRoute):
                 with calls.served(caller, getattr(request.state, UNREAD), may_wait=may_wait):
                     if caller.bounds.are_set:
                         if takes_turns:
-                            at_work = calls.at_work.of(caller.key, MOST_AT_WORK)
+                            at_work = calls.at_work.of(caller.tenant, MOST_AT_WORK)
                             await turn.enter_async_context(held(at_work, request.app.state.closing))
-                        async with calls.to_begin.beginning(caller.key, request.app.state.closing):
+                        async with calls.to_begin.beginning(caller.tenant, request.app.state.closing):
                             await refuse_if_revoked(request)  # likewise
                             await refuse_if_gone(whole)
                     return await handle(whole)
@@ -106,35 +106,35 @@ def routes_of(router: APIRouter) -> list[APIRoute]:
 
 
 class Calls:
-    """Counts the calls that are being served.
+    """Counts the calls of each tenant that are being served (`joex.http.caller.Caller.tenant`).
 
     ``at_work``: the turns of those that are parsed and answered; ``to_begin``: of those that begin, lists too.
     """
 
     def __init__(self) -> None:
         self.at_work, self.to_begin = Turns(), Turns()
-        self._waiting: dict[asyncio.Event, str] = {}  # the callers, those that have waited for longest first
-        self._served: Counter[str] = Counter()
-        self._unread: Counter[str] = Counter()
-        self._coming: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Event, Hashable] = {}  # the tenants, those that have waited for longest first
+        self._served: Counter[Hashable] = Counter()
+        self._unread: Counter[Hashable] = Counter()
+        self._coming: Counter[Hashable] = Counter()
 
     @contextmanager
-    def coming(self, caller: str) -> Iterator[None]:
-        """While the body of a call of this caller is on the way.
+    def coming(self, tenant: Hashable) -> Iterator[None]:
+        """While the body of a call of this tenant is on the way.
 
         Raises:
             HTTPException: 503: it has too many such calls.
         """
-        if self._coming[caller] >= MOST_COMING:
+        if self._coming[tenant] >= MOST_COMING:
             refuse(f"{MOST_COMING} bodies of your calls are on the way: try again")
-        with counted(self._coming, caller):
+        with counted(self._coming, tenant):
             yield
 
     @contextmanager
     def served(self, caller: Caller, unread: ExitStack, *, may_wait: bool) -> Iterator[None]:
         """While a call of this caller is served, whose body is here.
 
-        Until its answer is read, it counts for its caller alone: callers that do not read keep no place from others,
+        Until its answer is read, it counts for its tenant alone: callers that do not read keep no place from others,
         as the server ends their connections where it needs them.
 
         Args:
@@ -143,38 +143,38 @@ class Calls:
             may_wait: it may wait for a job: where all places are taken, it may end the wait of another for its own.
 
         Raises:
-            HTTPException: 503: there are too many, of this caller or of all.
+            HTTPException: 503: there are too many, of this tenant or of all.
         """
-        if caller.bounds.are_set and self._unread[caller.key] >= MOST_OF_TENANT:
+        if caller.bounds.are_set and self._unread[caller.tenant] >= MOST_OF_TENANT:
             refuse(f"{MOST_OF_TENANT} of your calls are being served: try again")
-        if self._served.total() >= MOST_REQUESTS and not (may_wait and self._ends_a_wait(self._served[caller.key])):
+        if self._served.total() >= MOST_REQUESTS and not (may_wait and self._ends_a_wait(self._served[caller.tenant])):
             refuse(f"{MOST_REQUESTS} calls are being served: try again")
-        unread.enter_context(counted(self._unread, caller.key))
-        with counted(self._served, caller.key):
+        unread.enter_context(counted(self._unread, caller.tenant))
+        with counted(self._served, caller.tenant):
             yield
 
     @contextmanager
-    def waiting(self, caller: str) -> Iterator[asyncio.Event]:
-        """While one of them waits for a job, at most until this event: a caller with fewer such calls needs the place.
+    def waiting(self, tenant: Hashable) -> Iterator[asyncio.Event]:
+        """While one of them waits for a job, at most until this event: a tenant with fewer such calls needs the place.
 
         Raises:
-            HTTPException: 503: too many wait, and no other caller has more of them than this one.
+            HTTPException: 503: too many wait, and no other tenant has more of them than this one.
         """
-        if len(self._waiting) >= MOST_WAITING and not self._ends_a_wait([*self._waiting.values()].count(caller)):
+        if len(self._waiting) >= MOST_WAITING and not self._ends_a_wait([*self._waiting.values()].count(tenant)):
             refuse(f"{MOST_WAITING} calls wait for a job: try again")
         must_end = asyncio.Event()
-        self._waiting[must_end] = caller
+        self._waiting[must_end] = tenant
         try:
             yield must_end
         finally:
             self._waiting.pop(must_end, None)
 
     def _ends_a_wait(self, own: int) -> bool:
-        """Whether the longest wait of the caller with most of them ends: it has at least two more than these."""
-        [(caller, most)] = Counter(self._waiting.values()).most_common(1) or [("", 0)]
+        """Whether the longest wait of the tenant with most of them ends: it has at least two more than these."""
+        [(tenant, most)] = Counter(self._waiting.values()).most_common(1) or [("", 0)]
         if most <= own + 1:
             return False
-        longest = next(one for one, other in self._waiting.items() if other == caller)
+        longest = next(one for one, other in self._waiting.items() if other == tenant)
         del self._waiting[longest]
         longest.set()
         return True

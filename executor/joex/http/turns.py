@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import NoReturn
 from weakref import WeakValueDictionary
@@ -21,7 +21,7 @@ MOST_REPORTS = 2
 MOST_ACTING = 4
 """Callers who change something at a time: what another transaction holds keeps such a call, and its connection."""
 MOST_ACCEPTING = 2
-"""Calls of a token that is bound that look for a job at a time: beside many paused groups that takes a second each."""
+"""Calls of a tenant that is bound that look for a job at a time: beside many paused groups that takes a second each."""
 MOST_IN_LINE = 50
 """Calls of a caller with those that wait for their turn, in each line: each has a place that other calls need."""
 
@@ -30,14 +30,14 @@ class Turns:
     """At most so many of each caller at a time: of each, so that no tenant keeps others waiting."""
 
     def __init__(self) -> None:
-        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._of: WeakValueDictionary[Hashable, asyncio.Semaphore] = WeakValueDictionary()
 
-    def of(self, caller: str, most: int) -> asyncio.Semaphore:
-        """Held during a turn of the caller with this key."""
+    def of(self, caller: Hashable, most: int) -> asyncio.Semaphore:
+        """Held during a turn of the caller, or the tenant, with this key."""
         return self._of.setdefault(caller, asyncio.Semaphore(most))
 
     @asynccontextmanager
-    async def beginning(self, caller: str, closing: asyncio.Event) -> AsyncIterator[None]:
+    async def beginning(self, caller: Hashable, closing: asyncio.Event) -> AsyncIterator[None]:
         """Held before a call of this caller goes on: one in each pass of the event loop.
 
         So the calls of others go on before the next one, also where none of these waits for anything.
@@ -83,7 +83,7 @@ class Line:
     def __init__(self, what: str, most: int, of_each: int, *, of_reads: bool) -> None:
         self._what, self._of_each, self._of_reads = what, of_each, of_reads
         self._turns, self._all = Turns(), asyncio.Semaphore(most)
-        self._of: Counter[str] = Counter()
+        self._of: Counter[Hashable] = Counter()
 
     @asynccontextmanager
     async def turn(self, request: Request) -> AsyncIterator[None]:
@@ -136,7 +136,7 @@ async def acting_in_turn(request: Request) -> AsyncIterator[Connection]:
 
 
 @contextmanager
-def counted(calls: Counter[str], caller: str) -> Iterator[None]:
+def counted(calls: Counter[Hashable], caller: Hashable) -> Iterator[None]:
     """While a call of this caller counts."""
     calls[caller] += 1
     try:

@@ -88,7 +88,7 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
     caller.check_place(name_of("type", body.type), "", of_queue="type")
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     turns: Turns = request.app.state.accepting
-    turn = turns.of(caller.key, MOST_ACCEPTING) if caller.bounds.are_set else None
+    turn = turns.of(caller.tenant, MOST_ACCEPTING) if caller.bounds.are_set else None
     clock = asyncio.get_running_loop().time
     deadline = clock() + body.wait.total_seconds() if body.wait else None
     accept = jobs._accept_in_turn  # noqa: SLF001 - it is for no other callers
@@ -96,7 +96,7 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
     job = await unless_disconnected(request, take())  # and fail at once if the database is away
     if job is None and deadline is not None and clock() < deadline:
         calls: Calls = request.app.state.calls
-        with calls.waiting(caller.key) as must_end:
+        with calls.waiting(caller.tenant) as must_end:
             job = await unless_disconnected(request, take(waits=True), must_end)
     if job is not None:
         try:
