@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +23,7 @@ from joex.cli import executor as executor_command
 from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import NewJob, RunningJob
-from joex.http import connection_shares, route, turns, visible
+from joex.http import bodies, connection_shares, route, turns, visible
 from joex.http.api import check_route, create_api
 from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, Caller, needs, needs_of
@@ -841,6 +842,37 @@ async def test_a_token_that_is_revoked_while_its_call_waits_for_a_connection_doe
             answer = await asyncio.wait_for(submitting, PATIENCE)
     assert (answer.status_code, answer.json()["detail"]) == (401, "the token has expired, or was revoked")
     assert await connection.fetchval("SELECT count(*) FROM joex.jobs") == 0
+
+
+async def test_a_tenant_has_one_very_large_body_parsed_at_a_time(http_as, monkeypatch):
+    """As objects 10 MB may take 300 MB."""
+    may_end, begun = threading.Event(), list[bytes]()
+
+    def parse(body: bytes, **_: Any) -> Any:
+        begun.append(body[:1])
+        may_end.wait(PATIENCE)
+        raise ValueError
+
+    def finish(http: httpx.AsyncClient, body: bytes) -> asyncio.Task[httpx.Response]:
+        headers = {"Content-Type": "application/json"}
+        return asyncio.create_task(http.post("/api/v1/finish", content=body * 1_000_001, headers=headers))
+
+    monkeypatch.setattr(bodies, "parse", parse)
+    async with (
+        http_as("work", queues=["mails"]) as one,
+        http_as("work", queues=["mails"]) as same,
+        http_as("work", queues=["prints"]) as other,
+    ):
+        calls = [finish(one, b"a"), finish(same, b"a"), finish(one, b"a")]
+        try:
+            await eventually(lambda: begun, why="one is parsed")
+            calls.append(finish(other, b"b"))
+            await eventually(lambda: b"b" in begun, why="that of another tenant is parsed, too")
+            assert begun == [b"a", b"b"]
+        finally:
+            may_end.set()
+        assert [(await one).status_code for one in calls] == [400] * 4
+    assert Counter(begun) == {b"a": 3, b"b": 1}
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["revoked", "stops"])
