@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -1365,6 +1365,13 @@ async def test_a_request_of_many_headers_is_refused_before_they_are_read(nowhere
             assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == answers, number
             writer.close()
     assert max(headers) == 100
+
+
+def test_a_burst_of_callers_waits_until_it_is_accepted():
+    """With TLS, too, where no server of asyncio makes the queue longer."""
+    with listen("127.0.0.1:0") as listener, ExitStack() as callers:
+        for _ in range(500):
+            callers.enter_context(socket.create_connection(listener.getsockname(), timeout=PATIENCE))
 
 
 async def test_a_caller_that_is_far_ahead_of_its_answer_gets_it_and_the_end(nowhere, executor):

@@ -8,7 +8,7 @@ import socket
 from joex.config import split_address
 from joex.errors import ConfigError
 
-_BACKLOG = 128
+_BACKLOG = 1024
 
 
 def address_of(listener: socket.socket) -> str:
