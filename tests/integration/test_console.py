@@ -38,7 +38,7 @@ from joex.console.views import MOST_SHOWN
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
-from joex.http import connection_shares, server, slow_callers
+from joex.http import connection_shares, route, server, slow_callers
 from joex.http.caller import OWNER, Caller
 from joex.http.listening import listen
 from joex.http.server import serve
@@ -1630,13 +1630,62 @@ async def test_the_calls_of_one_user_keep_no_connection_from_another(
         waiting = asyncio.create_task(far.get("/simulate?hours=1", headers=cookie))
         await eventually(lambda: bool(app.state.console.simulating), why="it waits for its turn")
         answer = await far.get("/", headers=cookie)
-        assert (answer.status_code, "1 calls of token-0" in answer.text) == (429, True)
+        assert (answer.status_code, "1 of your calls are being served: try again" in answer.text) == (503, True)
         assert int(answer.headers["retry-after"]) > 0
         for path in ("/healthz", "/sign-in"):
             assert (await far.get(path)).status_code == 200
         assert (await browse(app=app).get("/")).status_code == 200
     assert (await waiting).status_code == 200
     assert (await far.get("/", headers=cookie)).status_code == 200
+
+
+async def test_probes_are_served_beside_as_many_pages_as_can_be(
+    client: Client, token: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(slow_callers, "MOST_CONNECTIONS", 3)
+    app = create_console(client, Access(token=OWNERS))
+    async with served(app) as address, asyncio.timeout(PATIENCE), app.state.console.simulation:
+        viewers = [await asyncio.open_connection(*address) for _ in range(2)]
+        for _, writer in viewers:
+            cookie = f"__Host-joex-console={await token(Scope.VIEW)}"
+            writer.write(f"GET /simulate?hours=1 HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
+        await eventually(lambda: len(app.state.console.simulating) == 2, why="both wait for their turn")
+        url = f"http://{address[0]}:{address[1]}"
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {OWNERS}"}) as owner:
+            answer = await owner.get("/")
+            assert (answer.status_code, "2 calls are being served: try again" in answer.text) == (503, True)
+            assert (await owner.get("/healthz")).status_code == 200
+        assert not [reader for reader, _ in viewers if reader.at_eof()]
+        for _, writer in viewers:
+            writer.close()
+
+
+async def test_forms_of_one_tenant_that_do_not_end_leave_places_to_the_others(
+    browse: Open, client: Client, token: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sign_in, "MOST_FORMS", 1)
+    far, job_id = browse("10.0.0.9", app=create_console(client)), await client.submit("a", group="acme")
+    one, same, other = [
+        HERE | {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE, groups=groups)}"}
+        for groups in (["acme"], ["acme"], ["acme", "globex"])
+    ]
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        begun.set()
+        await may_end.wait()
+        yield b"a=b"
+
+    act = partial(far.post, f"/jobs/{job_id}/high")
+    coming = asyncio.create_task(act(content=parts(), headers=one))
+    await asyncio.wait_for(begun.wait(), PATIENCE)
+    answer = await act(headers=same)
+    assert (answer.status_code, "1 of your forms are being served: try again" in answer.text) == (503, True)
+    assert (await far.get("/", headers=same)).status_code == 200
+    assert (await act(headers=other)).status_code == 303
+    may_end.set()
+    assert [(await coming).status_code, (await act(headers=same)).status_code] == [303, 303]
 
 
 async def test_pages_of_one_tenant_leave_connections_to_those_of_others_however_long_each_takes(
@@ -1829,21 +1878,25 @@ async def test_a_page_that_waits_for_its_turn_when_the_console_stops_says_so_at_
         assert "this server stops: try again" in page.text
 
 
-@pytest.mark.parametrize(("limit", "status"), [("MOST_CALLS", 429), ("MOST_AT_WORK", 200)])
-async def test_a_page_counts_until_its_viewer_has_read_it_and_keeps_no_turn_meanwhile(
-    client: Client, token: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, limit: str, status: int
+@pytest.mark.parametrize(
+    ("where", "limit", "viewers", "status"),
+    [(sign_in, "MOST_CALLS", 2, 503), (sign_in, "MOST_AT_WORK", 1, 200), (route, "MOST_REQUESTS", 2, 200)],
+)
+async def test_a_page_counts_for_its_tenant_until_its_viewer_has_read_it_and_keeps_no_turn_meanwhile(  # noqa: PLR0917 - fixtures
+    client: Client, token: Callable[..., Any], monkeypatch: Any, where: Any, limit: str, viewers: int, status: int
 ) -> None:
-    monkeypatch.setattr(sign_in, limit, 1)
+    monkeypatch.setattr(where, limit, 1)
     unread = unread_answers(monkeypatch)
     await client.submit_many([NewJob("a", {}, "acme") for _ in range(50)])
-    viewer = {"Authorization": f"Bearer {await token(Scope.VIEW, groups=['acme'])}"}
+    known = [await token(Scope.VIEW, groups=["acme"]) for _ in range(viewers)]
     async with served(create_console(client), unsent=4096) as (host, port), asyncio.timeout(PATIENCE):
         reader, writer = await slowly_connected(f"{host}:{port}")
-        head = f"GET /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: {viewer['Authorization']}\r\nConnection: close\r\n\r\n"
+        head = f"GET /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {known[0]}\r\nConnection: close\r\n\r\n"
         writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
         writer.write(head.encode())
         await eventually(lambda: bool(unread), why="the page waits for its viewer")
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=viewer) as other:
+        bearer = {"Authorization": f"Bearer {known[-1]}"}
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=bearer) as other:
             assert (await other.get("/periodic")).status_code == status
             writer.transport.resume_reading()  # type: ignore[attr-defined] # likewise
             assert (await reader.read()).endswith(b"</html>")

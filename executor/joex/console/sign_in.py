@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hmac
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Hashable, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -33,16 +33,19 @@ from joex.http.auth import authority_of, why_not_local
 from joex.http.caller import OWNER, Caller, refuse_if_gone, refuse_if_revoked
 from joex.http.connection_shares import Holder, holding_as, judged_by
 from joex.http.errors import RETRY_AFTER, Unjudged
+from joex.http.route import Calls
 from joex.http.slow_callers import until_read
 from joex.http.state import ASK_AGAIN, CALLER
 from joex.http.tokens import Tokens
-from joex.http.turns import Turns, held
+from joex.http.turns import counted, held, refuse
 
 COOKIE = "joex-console"
 SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"
 MOST_CALLS = 200
-"""Calls of a user whose answers are not written and read: a quarter of the connections (`joex.http.slow_callers`)."""
+"""Calls of a tenant whose answers are not read; of all, `joex.http.route.MOST_REQUESTS` are served at a time."""
+MOST_FORMS = 50
+"""Of them, forms: they may be on the way for a minute, and have places that others need meanwhile."""
 MOST_AT_WORK = 4
 """Of them, calls of a user who is bound that are at work at a time: pages of others find a connection to the database,
 and wait for few of these in the event loop."""
@@ -157,15 +160,15 @@ class SignIn:
         self._app = app
         self._callers = callers
         self._views = views
-        self._calls: Counter[str | None] = Counter()
-        self._turns, self._to_begin = Turns(), Turns()
+        self._calls, self._forms = Calls(), Counter[Hashable]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or answer why not."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_static, turn, send_and_wait = path_of(scope).startswith("/static/"), AsyncExitStack(), until_read(send)
+        is_static, send_and_wait = path_of(scope).startswith("/static/"), until_read(send)
+        unread, turn = ExitStack(), AsyncExitStack()
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -180,28 +183,30 @@ class SignIn:
 
         answer = await self._refusal(scope)
         caller: Caller | None = scope.get("state", {}).get(CALLER)
-        key = None if caller is None else caller.key
-        if answer is None and caller is not None and self._calls[key] >= MOST_CALLS:
-            detail = f"{MOST_CALLS} calls of {caller.name} are being served: try again."
-            answer = self._views.error(scope, 429, detail, RETRY_AFTER)
-        self._calls[key] += 1
-        try:
+        with unread:
             async with turn:
-                if answer is None and caller is not None and caller.bounds.are_set:
-                    answer = await self._wait(Request(scope, receive), caller, turn)
+                if answer is None and caller is not None:
+                    answer = await self._wait(Request(scope, receive), caller, unread, turn)
                 holder = None if caller is None else Holder(caller.tenant, caller.bounds.are_set)
                 with holding_as(holder), judged_by(partial(refuse_if_revoked, Request(scope))):
                     await (answer or self._app)(scope, receive, send_with_headers)
-        finally:
-            self._calls[key] -= 1
-            self._calls += Counter()  # forgets those that have none
 
-    async def _wait(self, request: Request, caller: Caller, turn: AsyncExitStack) -> Response | None:
-        """Wait for the turn of a call; the answer, if it is not served then."""
+    async def _wait(self, request: Request, caller: Caller, unread: ExitStack, turn: AsyncExitStack) -> Response | None:
+        """Count a call, and wait for its turn; the answer, if it is not served then.
+
+        ``unread`` ends when its page is read, ``turn`` when that is made.
+        """
+        calls, closing = self._calls, request.app.state.closing
         try:
-            at_work, closing = self._turns.of(caller.key, MOST_AT_WORK), request.app.state.closing
-            await turn.enter_async_context(held(at_work, closing))
-            async with self._to_begin.beginning(caller.key, closing):
+            if request.method not in _READING:
+                if self._forms[caller.tenant] >= MOST_FORMS:
+                    refuse(f"{MOST_FORMS} of your forms are being served: try again")
+                unread.enter_context(counted(self._forms, caller.tenant))
+            turn.enter_context(calls.served(caller.tenant, MOST_CALLS, unread))
+            if not caller.bounds.are_set:
+                return None
+            await turn.enter_async_context(held(calls.at_work.of(caller.key, MOST_AT_WORK), closing))
+            async with calls.to_begin.beginning(caller.key, closing):
                 await refuse_if_gone(request)
                 return await self._refusal(request.scope)  # its token may have been revoked meanwhile
         except HTTPException as error:

@@ -97,7 +97,7 @@ class Views:
     ) -> HTMLResponse:
         """The page that says why a call is not served; without a title, it has the usual one of its status."""
         caller: Caller | None = scope.get("state", {}).get(CALLER)
-        titles = {401: "Not signed in", 403: "Not allowed", 404: "Not found", 429: "Too many calls", 503: "Not now"}
+        titles = {401: "Not signed in", 403: "Not allowed", 404: "Not found", 503: "Not now"}
         title = title or titles.get(status, "This can't be done")
         detail = " ".join(detail.split())
         html = self._render(scope, "error.html", caller, trouble=None, title=title, detail=detail, status=status)

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from math import inf
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from joex.http.bodies import JsonRequest
-from joex.http.caller import Caller, caller_of, needs_of, refuse_if_gone, refuse_if_revoked
+from joex.http.caller import caller_of, needs_of, refuse_if_gone, refuse_if_revoked
 from joex.http.dependencies import has_line
 from joex.http.slow_callers import until_read
 from joex.http.state import CALLER, UNREAD
@@ -71,7 +72,8 @@ class Route(APIRoute):
                         await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 except ClientDisconnect as error:
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
-                with calls.served(caller, getattr(request.state, UNREAD), may_wait=may_wait):
+                most = MOST_OF_TENANT if caller.bounds.are_set else inf
+                with calls.served(caller.tenant, most, getattr(request.state, UNREAD), may_wait=may_wait):
                     if caller.bounds.are_set:
                         if takes_turns:
                             at_work = calls.at_work.of(caller.tenant, MOST_AT_WORK)
@@ -131,26 +133,27 @@ class Calls:
             yield
 
     @contextmanager
-    def served(self, caller: Caller, unread: ExitStack, *, may_wait: bool) -> Iterator[None]:
-        """While a call of this caller is served, whose body is here.
+    def served(self, tenant: Hashable, most: float, unread: ExitStack, *, may_wait: bool = False) -> Iterator[None]:
+        """While a call of this tenant is served, whose body is here.
 
         Until its answer is read, it counts for its tenant alone: callers that do not read keep no place from others,
         as the server ends their connections where it needs them.
 
         Args:
-            caller: who calls.
+            tenant: who calls.
+            most: calls of the tenant whose answers are not read.
             unread: ends when the answer is read.
             may_wait: it may wait for a job: where all places are taken, it may end the wait of another for its own.
 
         Raises:
             HTTPException: 503: there are too many, of this tenant or of all.
         """
-        if caller.bounds.are_set and self._unread[caller.tenant] >= MOST_OF_TENANT:
-            refuse(f"{MOST_OF_TENANT} of your calls are being served: try again")
-        if self._served.total() >= MOST_REQUESTS and not (may_wait and self._ends_a_wait(self._served[caller.tenant])):
+        if self._unread[tenant] >= most:
+            refuse(f"{most} of your calls are being served: try again")
+        if self._served.total() >= MOST_REQUESTS and not (may_wait and self._ends_a_wait(self._served[tenant])):
             refuse(f"{MOST_REQUESTS} calls are being served: try again")
-        unread.enter_context(counted(self._unread, caller.tenant))
-        with counted(self._served, caller.tenant):
+        unread.enter_context(counted(self._unread, tenant))
+        with counted(self._served, tenant):
             yield
 
     @contextmanager
