@@ -651,22 +651,35 @@ async def test_a_page_of_older_numbers_does_not_say_that_a_database_is_away_whos
 async def test_pages_that_read_much_ask_less_often_until_they_read_less(client: Client) -> None:
     now = 1000.0
     pace = Pace(client, lambda: now)
-    assert pace.every(2) == 2
+    assert pace.every("acme", 2) == 2
 
-    async def read_for(seconds: float, *, of: float) -> None:
+    async def read_for(seconds: float, *, of: float, tenant: str = "acme") -> None:
         nonlocal now
-        async with pace.reading():
+        async with pace.reading(tenant):
             now += seconds
         now += of - seconds
 
     await read_for(1.5, of=WINDOW)  # five hundredths
-    assert pace.every(2) == 10
+    assert pace.every("acme", 2) == 10
     await read_for(4.8, of=WINDOW * 4)  # four hundredths, though these pages ask five times less often
-    assert (pace.every(2), pace.every(5)) == (40, LONGEST)
+    assert (pace.every("acme", 2), pace.every("acme", 5)) == (40, LONGEST)
     await read_for(WINDOW * 4, of=WINDOW * 4)  # the server is silent
-    assert pace.every(2) == LONGEST
+    assert pace.every("acme", 2) == LONGEST
     await read_for(0.001, of=WINDOW * 4)
-    assert pace.every(2) == 2
+    assert pace.every("acme", 2) == 2
+    await read_for(0.125, of=0.125, tenant="globex")  # less than its half of a hundredth
+    await read_for(0.875, of=WINDOW - 0.125)
+    assert (pace.every("globex", 2), pace.every("acme", 2), pace.every("initech", 2)) == (2, 10, 2)
+
+
+async def test_what_users_search_makes_no_page_ask_less_often(browse: Open, client: Client) -> None:
+    app = create_console(client)
+    console = browse(app=app)
+    for search in ("/jobs?task=a", "/jobs?state=failed", "/all?act=cancel&task=a"):
+        assert (await console.get(search)).status_code == 200, search
+    assert not app.state.console.pace._spent
+    assert (await console.get("/jobs")).status_code == 200
+    assert app.state.console.pace._spent
 
 
 async def _has(snapshots: Snapshots, number: int) -> bool:

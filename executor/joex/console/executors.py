@@ -20,10 +20,10 @@ _MOST = 500
 
 @routes.get("/executors", dependencies=[needs(Scope.VIEW, whole_system=True)])
 async def list_executors(
-    console: TheConsole, request: Request, done: Done, ended: Annotated[str, Query()] = ""
+    console: TheConsole, caller: TheCaller, request: Request, done: Done, ended: Annotated[str, Query()] = ""
 ) -> Response:
     """The executors: what they serve, how full they are, and when they were heard last."""
-    async with console.pace.reading() as connection:
+    async with console.pace.reading(caller.tenant) as connection:
         found = await executors.list_executors(connection, ended=ended == "yes", most=_MOST + 1)
         now = await stats.now(connection)
     return console.views.page(

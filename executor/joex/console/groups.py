@@ -125,7 +125,7 @@ def _whole(given: Mapping[str, str], name: str, least: int, most: int) -> int | 
 async def _next_of(console: Console, caller: Caller, queue: str, group: str) -> tuple[Job | None, Sequence[WhyNot]]:
     """The job of the group that is next in its line, and why it waits."""
     wanted = Filter(queue, group, states=["waiting", "stuck"], bounds=caller.bounds)
-    async with console.pace.reading() as connection:
+    async with console.pace.reading(caller.tenant) as connection:
         found = (await list_jobs(connection, wanted, most=1, most_bytes=NOTHING)).jobs
         reasons = await jobs.why(connection, found[0].id) if found else []
     return found[0] if found else None, visible_reasons(caller, [Reason(*one) for one in reasons])

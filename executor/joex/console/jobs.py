@@ -88,8 +88,9 @@ Cursor = Annotated[str, Query(max_length=4000)]
 
 
 @routes.get("/jobs", dependencies=[needs(Scope.VIEW)])
-async def list_jobs(
+async def list_jobs(  # noqa: PLR0917 - what they depend on
     console: TheConsole,
+    caller: TheCaller,
     request: Request,
     wanted: TheSearch,
     done: Done,
@@ -98,7 +99,9 @@ async def list_jobs(
     """The jobs that match a filter, page by page."""
     if (job_id := _as_id(wanted.subject)) is not None:
         return to(request, f"/jobs/{job_id}")
-    async with console.searches.turn(request), console.pace.reading() as connection:
+    is_asked_again = not (cursor or _given(wanted))  # see jobs.html: a search is what a user does
+    reading = console.pace.reading(caller.tenant) if is_asked_again else console.client.using()
+    async with console.searches.turn(request), reading as connection:
         page = await search_jobs(connection, wanted, cursor or None, PAGE)
         now = await stats.now(connection)
     chosen = wanted.states or ()
@@ -136,7 +139,7 @@ async def show_job(  # noqa: PLR0917 - what they depend on
 ) -> Response:
     """A job: why it waits, what it has done, and its log."""
     sees = Scope.PAYLOADS in caller.scopes
-    async with console.pace.reading() as connection:
+    async with console.pace.reading(caller.tenant) as connection:
         await _check_reachable(connection, caller, job_id)
         job = await jobs.get_job(connection, job_id, payloads=sees, values=False)
         if job is None:
@@ -221,7 +224,7 @@ async def confirm(console: TheConsole, request: Request, wanted: TheSearch, act:
         not_found("There is no such act.")
     states = [state for state in ACTS[act].states if wanted.states is None or state in wanted.states]
     most = MOST_COUNTED if wanted.subject is None else MOST_SUBJECTS_COUNTED
-    async with console.searches.turn(request), console.pace.reading() as connection:
+    async with console.searches.turn(request), console.client.using() as connection:
         number, is_all = await count_jobs(connection, replace(wanted, states=states), most_read=most)
     return console.views.page(
         request, "all.html", act=act, label=ACTS[act].label, number=number, is_all=is_all, most=most,

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from joex.console.calls import Text, TheConsole, not_found
 from joex.core.access import Scope
-from joex.http.caller import needs
+from joex.http.caller import TheCaller, needs
 from joex.store import pools, stats
 from joex.store.pools import PoolStep
 
@@ -74,9 +74,9 @@ def _high(part: float) -> float:
 
 
 @routes.get("/pools", dependencies=[needs(Scope.VIEW, whole_system=True)])
-async def list_pools(console: TheConsole, request: Request) -> Response:
+async def list_pools(console: TheConsole, caller: TheCaller, request: Request) -> Response:
     """The pools, each with its size and the reason."""
-    async with console.pace.reading() as connection:
+    async with console.pace.reading(caller.tenant) as connection:
         found = await pools.list_pools(connection, most=_MOST_POOLS + 1)
         now = await stats.now(connection)
     return console.views.page(
@@ -85,15 +85,16 @@ async def list_pools(console: TheConsole, request: Request) -> Response:
 
 
 @routes.get("/pool", dependencies=[needs(Scope.VIEW, whole_system=True)])
-async def show_pool(
+async def show_pool(  # noqa: PLR0917 - what they depend on
     console: TheConsole,
+    caller: TheCaller,
     request: Request,
     home: Text,
     pool: Text,
     hours: Annotated[int, Query(ge=1, le=24)] = 1,
 ) -> Response:
     """How a pool was sized within the last hours, and why."""
-    async with console.pace.reading() as connection:
+    async with console.pace.reading(caller.tenant) as connection:
         found = await pools.list_steps(connection, home, pool, most=_MOST_STEPS + 1)
         now = await stats.now(connection)
     if not found:

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from importlib import resources
 from shlex import quote
 from typing import Any
@@ -54,7 +55,8 @@ class Views:
         }  # fmt: skip
         folder = resources.files("joex.console") / "static"
         digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()[:12] for name in _STATIC}
-        self._templates.globals |= {"digests": digests, "paced": pace.every}
+        self._templates.globals |= {"digests": digests}
+        self._pace = pace
         self._boot = secrets.token_hex(4)  # numbers of snapshots begin anew with each process
 
     def page(
@@ -113,6 +115,7 @@ class Views:
             "may_operate": Scope.OPERATE in scopes,
             "is_bound": caller is not None and caller.bounds.are_set,
             "snapshot": None,
+            "paced": partial(self._pace.every, caller and caller.tenant),
         }
         html: str = self._templates.get_template(template).render(common | context)
         return html
