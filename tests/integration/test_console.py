@@ -1084,6 +1084,48 @@ async def test_acts_of_one_user_neither_hide_those_of_another_nor_are_without_nu
         await eventually(partial(_says, console, where, "Stopped."), why="it ends")
 
 
+async def test_an_act_on_many_jobs_that_fails_has_an_end_in_the_audit_and_shows_what_it_has_changed(
+    browse: Open, client: Client, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.submit_many([NewJob("a", {}, "g") for _ in range(2)])
+    [first, _] = await connection.fetch("SELECT id FROM joex.jobs ORDER BY seq")
+
+    async def cancel(used: Any, job_id: UUID) -> str:
+        if job_id != first["id"]:
+            raise RuntimeError
+        return await jobs.cancel(used, job_id)
+
+    monkeypatch.setitem(ACTS, "cancel", replace(ACTS["cancel"], do=cancel))
+    app = create_console(client)
+    console = browse(app=app)
+    assert (await console.get("/fairness?queue=default")).status_code == 200
+    answer = await console.post("/all?act=cancel&group=g", data={"number": 2}, headers=HERE)
+    where = answer.headers["location"]
+    bulk = app.state.console.bulk_acts.find(UUID(where.rpartition("/")[2]), OWNER)
+    await eventually(lambda: bulk.is_over, why="it ends")
+    page = (await console.get(where)).text.partition("<main")[2]
+    for text, is_there in (("It has ended early", True), ('<progress max="2" value="1"', True), ('action="', False)):
+        assert (text in page) is is_there, text
+    [end, *_] = [act for act in await audit.list_acts(connection, None, 10) if act.act == "cancel_all"]
+    trouble = "internal error: see the log"
+    assert end.detail == {"filter": {"group": "g"}, "changed": 1, "skipped": 0, "trouble": trouble}
+    assert (await app.state.console.snapshots.get(OWNER.key)).queues["default"].sums["waiting"] == 1
+
+
+async def test_acts_of_all_users_that_have_ended_are_not_without_number(
+    browse: Open, client: Client, token: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("joex.console.acts._MOST_KEPT_OF_ALL", 1)
+    far, places = browse("10.0.0.9", app=create_console(client)), list[str]()
+    users = [HERE | {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, Scope.OPERATE)}"} for _ in range(3)]
+    for user in users:
+        answer = await far.post("/all?act=cancel", data={"number": 1}, headers=user)
+        places.append(answer.headers["location"])
+        await eventually(partial(_is_done, far, places[-1], user), why="it ends")
+    found = [(await far.get(where, headers=user)).status_code for where, user in zip(places, users, strict=True)]
+    assert found == [404, 200, 200]
+
+
 async def test_a_user_of_a_proxy_and_a_token_of_the_same_name_share_no_acts_and_no_limits(
     browse: Open, client: Client, connection: asyncpg.Connection, monkeypatch: Any
 ) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -37,6 +38,8 @@ MOST_RUNNING = 4
 """Acts of a user that go on at the same time."""
 _MOST_KEPT = 100
 """Acts of a user that have ended."""
+_MOST_KEPT_OF_ALL = 1_000
+"""Acts of all users that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,8 @@ class BulkActs:
             return None
         for act_id in ended[:-_MOST_KEPT]:
             del self._known[act_id]
+        for act_id in [act_id for act_id, known in self._known.items() if known.is_over][:-_MOST_KEPT_OF_ALL]:
+            del self._known[act_id]
         act_id = uuid4()
         self._known[act_id] = bulk
         try:
@@ -179,22 +184,21 @@ class BulkActs:
     async def _run_to_end(
         self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid
     ) -> None:
-        try:
-            await self._run(act_id, bulk, wanted, caller, still_valid)
-        except Exception as error:  # noqa: BLE001 - it is in the log, and on the page of the act
-            _log.exception("%s: %s all ends early", caller.name, bulk.act)
-            bulk.trouble, bulk.is_over = told(error, caller), True
+        with _keeping_trouble(bulk, caller):
+            await self._run(bulk, wanted, caller, still_valid)
+        with _keeping_trouble(bulk, caller):
+            await self._note_end(act_id, bulk, caller)
+        bulk.is_over = True
+        self._on_end(caller.key)
+        _log.info("%s: %s all: %d jobs changed, %d skipped", caller.name, bulk.act, bulk.changed, bulk.skipped)
 
-    async def _run(self, act_id: UUID, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid) -> None:
+    async def _run(self, bulk: BulkAct, wanted: Search, caller: Caller, still_valid: StillValid) -> None:
         act, cursor, is_done = ACTS[bulk.act], None, False
         handled: set[UUID] = set()  # of the page, which is read again when the database was away
         states = [state for state in act.states if wanted.states is None or state in wanted.states]
         wanted = replace(wanted, states=states)
-        while not bulk.is_over:
+        while not is_done:
             try:
-                if is_done:
-                    await self._end(act_id, bulk, caller)
-                    continue
                 async with self._searches.turn_of(caller.key), self._client.using() as connection:
                     page = await search_jobs(connection, wanted, cursor, _PAGE)
                 for job in page.jobs:
@@ -222,12 +226,26 @@ class BulkActs:
         else:
             bulk.changed += 1
 
-    async def _end(self, act_id: UUID, bulk: BulkAct, caller: Caller) -> None:
+    async def _note_end(self, act_id: UUID, bulk: BulkAct, caller: Caller) -> None:
         detail = {"filter": bulk.given, "changed": bulk.changed, "skipped": bulk.skipped}
         if bulk.is_stopped:
             detail["stopped"] = True
-        async with acting(self._client, caller) as connection:
-            await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)
-        bulk.is_over = True
-        self._on_end(caller.key)
-        _log.info("%s: %s all: %d jobs changed, %d skipped", caller.name, bulk.act, bulk.changed, bulk.skipped)
+        if bulk.trouble is not None:
+            detail["trouble"] = bulk.trouble
+        while True:
+            try:
+                async with acting(self._client, caller) as connection:
+                    await audit.note(connection, f"{bulk.act}_all", str(act_id), detail)
+            except DatabaseUnavailable:
+                await asyncio.sleep(_PAUSE)
+            else:
+                return
+
+
+@contextmanager
+def _keeping_trouble(bulk: BulkAct, caller: Caller) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - it is in the log, and on the page of the act
+        _log.exception("%s: %s all ends early", caller.name, bulk.act)
+        bulk.trouble = bulk.trouble or told(error, caller)
