@@ -21,7 +21,7 @@ from joex.console.sign_in import Access, Callers, SignIn
 from joex.console.snapshot import Snapshots
 from joex.console.views import AWAY, Views
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, NotYours
-from joex.http.caller import needs_of
+from joex.http.caller import judged, needs_of
 from joex.http.dependencies import refuse_repeated_parameters
 from joex.http.errors import RETRY_AFTER, told
 from joex.http.route import together
@@ -34,7 +34,7 @@ ROUTERS = (
     queues.routes, groups.routes, jobs.routes, executors.routes, pools.routes, periodic.routes, simulate.routes,
     session.routes, metrics.routes,
 )  # fmt: skip
-_ALL = together(ROUTERS, needs_of, dependencies=[Depends(refuse_repeated_parameters)])
+_ALL = together(ROUTERS, needs_of, dependencies=[Depends(judged), Depends(refuse_repeated_parameters)])
 
 
 def create_console(client: Client, access: Access | None = None) -> FastAPI:

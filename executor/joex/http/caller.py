@@ -1,7 +1,8 @@
 """Who calls, and what the call may do: each route declares the scopes that it needs.
 
 `joex.http.auth`, or `joex.console.sign_in`, finds out who calls, before all routes. A route declares its scopes as a
-dependency, ``needs(...)``, which judges; no route is served that does not.
+dependency, ``needs(...)``; no route is served that does not. `joex.http.route.Route` judges by them before it reads the
+body; the routes of the console, which read forms themselves, are `judged`.
 """
 
 from __future__ import annotations
@@ -131,14 +132,11 @@ class Needs:
     scopes: tuple[Scope, ...]
     whole_system: bool = False
 
-    async def __call__(self, request: Request) -> None:
-        """As `judge`: FastAPI calls the dependencies of a route when it has read and parsed its body."""
-        await self.judge(request)
+    async def __call__(self) -> None:
+        """Nothing: FastAPI calls the dependencies of a route when it has read and parsed its body."""
 
     async def judge(self, request: Request) -> None:
         """Refuse a caller that has none of these scopes, or that is bound and asks for the whole system.
-
-        `joex.http.route` calls this before the body is read.
 
         Raises:
             HTTPException: 403.
@@ -185,6 +183,15 @@ def needs_of(route: Any) -> Needs:
     if len(found) != 1:
         raise RuntimeError(f"the route {route.path} must declare its scopes, once: dependencies=[needs(...)]")
     return found[0]
+
+
+async def judged(request: Request) -> None:
+    """Judge a call by what its route has declared: the first dependency of routes that FastAPI reads no body for.
+
+    Raises:
+        HTTPException: 403.
+    """
+    await needs_of(request.scope["route"]).judge(request)
 
 
 async def caller_of(request: Request) -> Caller:
