@@ -1,5 +1,6 @@
 """The console, as a person sees it who looks after tenants."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from joex import Client
 from joex.core.access import Scope
@@ -20,6 +21,7 @@ from tests.browser.conftest import PHONE, Viewer, live, not_loaded_again
 from tests.support.postgres import TestServer
 from tests.support.proxy import Proxy
 from tests.support.shop import executor, finish, size_pool, take
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.usefixtures("shop"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -286,6 +288,28 @@ async def test_a_timer_is_explained_while_it_is_typed(viewer: Viewer) -> None:
     await expect(page.locator("#explained")).to_contain_text("*-*-01 04:00:00")
     await page.get_by_role("textbox", name="Timer").fill("<b>nonsense</b>")
     await expect(page.locator("#explained")).to_contain_text("<b>nonsense</b>")
+
+
+async def test_a_timer_has_the_meaning_of_what_was_typed_last_whichever_answer_comes_last(viewer: Viewer) -> None:
+    page, asked, may_answer = await viewer.open("/periodic"), asyncio.Event(), asyncio.Event()
+
+    async def answer_late(route: Route) -> None:
+        asked.set()
+        await may_answer.wait()
+        await route.continue_()
+
+    await page.route(re.compile("periodic/timer.*hourly"), answer_late)
+    timer = page.get_by_role("textbox", name="Timer")
+    await timer.fill("hourly")
+    async with asyncio.timeout(PATIENCE):
+        await asked.wait()
+    await timer.fill("daily")
+    await expect(page.locator("#explained")).to_contain_text("*-*-* 00:00:00")
+    async with page.expect_response(re.compile("hourly")) as coming:
+        may_answer.set()
+    await (await coming.value).finished()
+    await page.evaluate("new Promise(done => setTimeout(done))")
+    await expect(page.locator("#explained")).to_contain_text("*-*-* 00:00:00")
 
 
 async def test_what_a_job_carries_is_shown_as_text_and_never_obeyed(

@@ -53,15 +53,19 @@
     if (next) timer = setTimeout(look, 1000 * next * (0.9 + 0.2 * Math.random()));
   }
 
-  // What a timer means, while it is typed.
+  // What a timer means, while it is typed: as it was typed last, whichever answer comes last.
   function explain(form) {
-    let waiting = null;
+    let waiting = null, latest = 0;
     form.addEventListener("input", () => {
+      const own = ++latest;
       clearTimeout(waiting);
       waiting = setTimeout(async () => {
         const query = new URLSearchParams(new FormData(form));
-        const answer = await fetch(`${form.dataset.explain}?${query}`).catch(() => null);
-        if (answer?.ok) document.getElementById("explained").innerHTML = await answer.text();
+        try {
+          const answer = await fetch(`${form.dataset.explain}?${query}`, { redirect: "manual" });   // not to the sign-in
+          const meaning = await answer.text();
+          if (answer.ok && own === latest) document.getElementById("explained").innerHTML = meaning;
+        } catch {}   // the next input asks again
       }, 250);
     });
   }
