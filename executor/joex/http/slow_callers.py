@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import h11
 from h11._readers import ChunkedReader
+from h11._state import MIGHT_SWITCH_PROTOCOL
 from starlette.types import Message, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -112,7 +113,7 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         if not was_answering and self.conn.our_state is not h11.IDLE:  # a head is here: half of it changes nothing
             self.idle_since = self.loop.time()
-        if self.conn.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL):
+        if self.conn.their_state in (h11.DONE, MIGHT_SWITCH_PROTOCOL):
             if len(self.conn.trailing_data[0]) > MOST_AHEAD:
                 self._is_far_ahead, self.cycle.keep_alive = True, False
             self.flow.resume_reading()
