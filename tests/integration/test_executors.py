@@ -60,8 +60,8 @@ async def test_an_executor_that_registers_is_shown_with_all_it_said_of_itself(be
 
 
 async def test_each_start_is_an_registration_of_its_own(bench):
-    first = await bench.executor("app", pod_uid="pod")
-    second = await bench.executor("app", pod_uid="pod")
+    first = await bench.executor("app")
+    second = await bench.executor("app", gone=first)
     assert first != second
     with pytest.raises(LeaseLost):
         await bench.take(first)
@@ -69,22 +69,24 @@ async def test_each_start_is_an_registration_of_its_own(bench):
     assert [(one.id, one.state), (two.id, two.state)] == [(second, "awake"), (first, "replaced")]
 
 
-async def test_a_restart_in_the_same_pod_gets_its_jobs_back_at_once_though_the_old_session_is_still_there(
+async def test_a_predecessor_that_is_known_to_be_gone_is_replaced_at_once_though_its_session_is_still_there(
     bench, holding
 ):
-    _, _, held = holding
-    await bench.connection.execute("UPDATE joex_private.executor SET pod_uid = 'pod'")
-    registered = await bench.register("app", pod_uid="pod")
+    executor, _, held = holding
+    registered = await bench.register("app", gone=executor)
     assert (registered.id is not None, registered.reclaimed, registered.other) == (True, 2, None)
     assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
     assert {job.id for job in await bench.take(registered.id, 5)} == set(held)
 
 
-async def test_a_predecessor_whose_process_is_known_to_be_gone_is_replaced_at_once(bench, holding):
-    executor, _, held = holding
-    registered = await bench.register("app", gone=executor)
-    assert (registered.id is not None, registered.reclaimed) == (True, 2)
-    assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
+async def test_a_registration_that_comes_late_ends_no_newer_one_of_the_same_pod(bench):
+    """Its executor has given it up, and registered by another connection; or has ended, and has a successor."""
+    restarted = await bench.executor("app", pod_uid="pod")
+    living = await bench.executor("app", pod_uid="pod", gone=restarted)
+    for late in (None, restarted):
+        registered = await bench.register("app", pod_uid="pod", gone=late)
+        assert registered.id is None
+        assert (registered.other.id, registered.other.pod_uid) == (living, "pod")
 
 
 async def test_a_predecessor_that_lives_is_never_robbed_and_the_newcomer_learns_who_is_in_the_way(bench, holding):
@@ -122,11 +124,11 @@ async def test_a_newcomer_takes_jobs_beside_one_that_drains_and_gets_none_of_its
 
 
 async def test_of_several_that_drain_those_are_replaced_that_are_gone(bench):
-    gone = await bench.executor("app", pod_uid="pod")
+    gone = await bench.executor("app")
     await executors.drain(bench.connection, "app")
     drains = (await bench.register("app", beside=[gone])).id
     await executors.drain(bench.connection, "app")
-    assert (await bench.register("app", pod_uid="pod", beside=[drains])).id is not None
+    assert (await bench.register("app", gone=gone, beside=[drains])).id is not None
     found = {one.id: one.state for one in await executors.list_executors(bench.connection, ended=True)}
     assert (found[gone], found[drains]) == ("replaced", "draining")
 
@@ -214,11 +216,9 @@ async def test_a_take_waits_for_a_transaction_that_has_locked_its_executor_and_l
     assert [one.id for one in await taken] == [job]
 
 
-async def test_a_restart_in_the_same_pod_and_a_take_of_its_predecessor_do_not_deadlock(
-    bench, another_connection, waiting_for_a_lock
-):
+async def test_a_restart_and_a_take_of_its_predecessor_do_not_deadlock(bench, another_connection, waiting_for_a_lock):
     """The take has locked the executor's row and then writes it (it is awake now); the restart needs it too."""
-    old = await bench.executor("app", pod_uid="pod")
+    old = await bench.executor("app")
     await bench.submit()
     await executors.fall_asleep(bench.connection, old)
     taker, starter = await another_connection(), await another_connection()
@@ -226,8 +226,9 @@ async def test_a_restart_in_the_same_pod_and_a_take_of_its_predecessor_do_not_de
     await transaction.start()
     await taker.execute("SELECT FROM joex_private.executor WHERE id = $1 FOR SHARE", old)  # as a take does
     start = starter.fetchval(
-        "SELECT id FROM joex_private.register('app', 'pod', 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', "
-        "false, 5)"
+        "SELECT id FROM joex_private.register('app', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1h', "
+        "false, 5, $1)",
+        old,
     )
     async with waiting_for_a_lock(bench.connection, start) as starting:
         assert len(await runs.take(taker, old, ["default"], 1, CountingScheme(4, 1))) == 1
@@ -353,7 +354,6 @@ async def without_lease(bench, holding):
     """As `holding`, without the session; the row of its lease is missing."""
     executor, session, held = holding
     await session.close()
-    await bench.connection.execute("UPDATE joex_private.executor SET pod_uid = 'pod'")
     await bench.connection.execute("DELETE FROM joex_private.lease")
     return executor, held, [Mark(3601, await take_horizon(bench.connection))]
 
@@ -364,7 +364,7 @@ async def test_an_executor_whose_lease_is_missing_is_dead_when_a_judge_has_watch
     assert await executors.rescue(bench.connection, marks) == [(executor, "app", 2)]
 
 
-@pytest.mark.parametrize("how", ["same pod", "gone", "watched"])
+@pytest.mark.parametrize("how", ["gone", "watched"])
 async def test_an_app_id_whose_executor_has_no_lease_is_free_for_the_next_one(bench, without_lease, how):
     executor, held, marks = without_lease
     waiting = await bench.register("app", watched=0)
@@ -373,7 +373,7 @@ async def test_an_app_id_whose_executor_has_no_lease_is_free_for_the_next_one(be
     assert listed.heartbeat_at == listed.started_at
     if how == "watched":
         await executors.rescue(bench.connection, marks)
-    more = {"same pod": {"pod_uid": "pod"}, "gone": {"gone": executor}, "watched": {}}[how]
+    more = {"gone": {"gone": executor}, "watched": {}}[how]
     assert (await bench.register("app", watched=0, **more)).id is not None
     assert [await bench.state(job_id) for job_id in held] == ["waiting", "waiting"]
 

@@ -358,10 +358,10 @@ class TestSpareExecutors:
         assert len(await bench.take(one)) == 1
 
     async def test_the_mark_is_of_one_registration(self, bench) -> None:
-        await two_of_which_the_first_is_spare(bench)
+        one, _ = await two_of_which_the_first_is_spare(bench)
         assert await spare_ones(bench) == {"p/a-0": True, "p/a-1": False}
         assert [found.state for found in await executors.list_executors(bench.connection)] == ["spare", "awake"]
-        await bench.executor("p/a-0", pod_uid="pod")
+        await bench.executor("p/a-0", gone=one)
         assert await spare_ones(bench) == {"p/a-0": False, "p/a-1": False}
         assert not await pools.mark_spare(bench.connection, "p/a-7", spare=True)
 
@@ -371,7 +371,7 @@ async def spare_ones(bench) -> dict[str, bool]:
 
 
 async def two_of_which_the_first_is_spare(bench) -> tuple[int, int]:
-    one = await bench.executor("p/a-0", pod_uid="pod", lease=timedelta(minutes=1))
+    one = await bench.executor("p/a-0", lease=timedelta(minutes=1))
     another = await bench.executor("p/a-1", lease=timedelta(minutes=1))
     assert await pools.mark_spare(bench.connection, "p/a-0", spare=True)
     return one, another

@@ -95,7 +95,7 @@ class Newcomer:
                     self._emit(events.Registered(me.app_id, answer.id, answer.reclaimed))
                     return answer.id, sent
                 observed.answered(sent, clock(), answer.beat)
-                if answer.other is not None and answer.other.id != gone and is_certainly_gone(answer.other):
+                if answer.other is not None and answer.other.id != gone and _is_gone(answer.other, me):
                     gone = answer.other.id
                     continue
                 if answer.other is not None and answer.other.draining and answer.other.id not in beside:
@@ -139,6 +139,14 @@ async def _reach(pool: asyncpg.Pool[Any]) -> Literal[True]:
     """Open a connection of the pool."""
     async with borrowed(pool):
         return True
+
+
+def _is_gone(other: Other, me: NewExecutor) -> bool:
+    """Whether another executor is over.
+
+    In a pod one process at a time is an executor, and it has ended its runs when it registers again.
+    """
+    return is_certainly_gone(other) or (me.pod_uid is not None and other.pod_uid == me.pod_uid)
 
 
 def _describe(other: Other) -> str:

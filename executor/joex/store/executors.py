@@ -20,7 +20,7 @@ EXECUTOR_LIVES = 1785685001
 _SERVER_START = "pg_postmaster_start_time() AS started_at, pg_stat_get_bgwriter_stat_reset_time() AS statistics_since"
 _REGISTER = statement(f"""
     SELECT {_SERVER_START}, r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
-           (r.other).boot_id AS other_boot_id,
+           (r.other).pod_uid AS other_pod_uid, (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
            (r.other).draining AS other_draining,
            extract(epoch FROM r.silent)::float8 AS other_silent, r.mark
@@ -94,6 +94,7 @@ class Other:
     """The executor that has the app-id. ``silent``: seconds, by the database's clock; None: unknown."""
 
     id: int
+    pod_uid: str | None
     host: str
     boot_id: str
     pid: int
@@ -173,8 +174,8 @@ async def register(
 ) -> Registered:
     """Register an executor.
 
-    ``gone``: the id of an earlier executor whose process certainly does not exist any more; ``beside``: the ids of
-    those that drain, and whose processes may exist; ``marks``: what the caller has observed of them.
+    ``gone``: the id of an earlier executor that is certainly over, which this replaces; ``beside``: the ids of those
+    that drain, and whose processes may exist; ``marks``: what the caller has observed of them.
 
     Raises:
         SchemaError: a migration has made the schema too new for this version.
@@ -204,7 +205,7 @@ async def register(
         )
     other = None
     if row["other_id"] is not None:
-        fields = ("id", "host", "boot_id", "pid", "process_start", "silent", "draining")
+        fields = ("id", "pod_uid", "host", "boot_id", "pid", "process_start", "silent", "draining")
         other = Other(*(row[f"other_{name}"] for name in fields))
     return Registered(row["id"], row["reclaimed"], other, row["retired"], _beat(row))
 

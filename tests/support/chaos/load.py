@@ -42,7 +42,7 @@ _HEARD_OF = """
     WHERE l.heartbeat_at > e.started_at + interval '0.1 s'
 """
 _DEAD = """
-    SELECT id, host, boot_id, pid, process_start, NULL::float AS silent, draining
+    SELECT id, pod_uid, host, boot_id, pid, process_start, NULL::float AS silent, draining
     FROM joex_private.executor
     WHERE ending IN ('dead', 'replaced') AND id = ANY ($1)
 """

@@ -208,10 +208,12 @@ BEGIN
 END $$;
 
 -- Register an executor. This replaces an earlier registration of the same app-id, and puts its jobs back, if that executor is certainly
--- gone: it ran in the same pod; or it is p_gone (the caller saw that its process no longer exists); or the caller has observed silence
--- that makes it dead (p_ages, p_marks). If it may be alive, this changes nothing, and returns the other executor instead of an id; unless
--- the other one drains, and is one of p_beside (the caller could not see that its process no longer exists): then both live until it has
--- finished its runs. If the app-id is retired (see retire), this changes nothing either. silent is for people; null if the row of the lease
+-- gone: it is p_gone (the caller saw that its process no longer exists, or that it ran in the caller's pod before); or the caller has
+-- observed silence that makes it dead (p_ages, p_marks). If it may be alive, this changes nothing, and returns the other executor instead
+-- of an id; unless the other one drains, and is one of p_beside (the caller could not see that its process no longer exists): then both
+-- live until it has finished its runs. So the caller names the one that this may end: a call that comes late, after its caller has given
+-- it up and registered by another connection, or after a successor in the same pod has registered, knows neither of these, and ends
+-- nobody. If the app-id is retired (see retire), this changes nothing either. silent is for people; null if the row of the lease
 -- is missing. mark: the caller's next mark. p_schema_version is the newest migration that the executor knows. (It has checked that at its
 -- start: a migration may have locked it out since.)
 CREATE OR REPLACE FUNCTION joex_private.register(
@@ -249,7 +251,7 @@ BEGIN
     -- order of their ids, in which drain and retire lock them.)
     FOR v_id IN SELECT e.id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL ORDER BY e.id LOOP
         SELECT * INTO other FROM joex_private.executor e WHERE e.id = v_id AND e.left_at IS NULL;
-        v_certain := coalesce(other.pod_uid = p_pod_uid, false) OR coalesce(other.id = p_gone, false);
+        v_certain := coalesce(other.id = p_gone, false);
         SELECT s.id, s.beat, s.is_hung INTO v_silent FROM joex_private.silent(p_ages, p_marks) s WHERE s.id = other.id;
         IF v_certain OR v_silent.is_hung
            OR v_silent.id IS NOT NULL AND NOT joex_private.has_session(v_silent.id) THEN
