@@ -4,6 +4,8 @@ tests/property/test_take_with_floors.py compares takes with the specification in
 """
 
 import asyncio
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -516,6 +518,16 @@ async def test_floors_rise_though_the_search_for_crowded_groups_fails(bench, exe
     await bench.connection.execute("ALTER TABLE joex_private.job RESET (autovacuum_enabled)")
 
 
+async def test_the_first_check_reads_what_has_finished_in_the_last_hour_by_the_servers_clock(bench, executor):
+    for group in ("new", "old"):
+        await bench.submit(group)
+    await taken_and_finished(bench, executor, 2)
+    await bench.connection.execute(
+        "UPDATE joex_private.job SET finished_at = finished_at - interval '61 min' WHERE grp = 'old'"
+    )
+    assert (await read_floors.finished_since(bench.connection, None, 10))[0] == {await place(bench, "new"): 1}
+
+
 async def test_of_several_claims_one_holds_until_it_ends_and_its_owner_can_renew_it(bench):
     async def claim(mine=None):
         longest = 59.0  # (so no two statements of this test are too far apart)
@@ -653,6 +665,20 @@ async def test_a_truncate_after_which_seqs_begin_anew_hides_no_new_job(bench, ex
     assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)]) is False
     assert [job.id for job in await bench.take(executor, 5)] == [job_id]
     assert await drawn_and_raised(bench)
+
+
+@pytest.mark.parametrize("seen", ["started_at", "statistics_since"])
+async def test_a_number_that_was_drawn_on_a_lost_primary_or_before_a_crash_hides_no_job(bench, executor, seen):
+    """A standby that is promoted gives the numbers after its last one to later jobs."""
+    await bench.submit()
+    await taken_and_finished(bench, executor, 1)
+    drawn = await read_floors.draw(bench.connection)
+    server = drawn.server._replace(**{seen: getattr(drawn.server, seen) - timedelta(days=1)})
+    lost = replace(drawn, upto=drawn.upto + 1000, server=server)
+    assert await read_floors.raise_floors(bench.connection, lost, [await place(bench)]) is False
+    job_id = await bench.submit()
+    assert [job.id for job in await bench.take(executor, 5)] == [job_id]
+    assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
 
 
 async def test_a_floor_that_is_just_raised_while_the_table_is_truncated_is_not_above_new_jobs(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from joex.core.events import Emit
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _EVERY = 1.0
 _CROWD = 50  # jobs that finish in a group, or dead entries that a take meets there, before its floor is raised
 _AT_ONCE = 50_000  # finished jobs that one check reads
-_BACK = timedelta(hours=1)  # a check reads only jobs that finished since
 _CLAIMED_FOR = 15.0  # seconds from the beginning of a check
 _SECONDS = 0.05  # a check reads the groups one after another for so long, and the next check goes on from there
 
@@ -76,8 +75,6 @@ class ReadFloorKeeper:
         if self._claim is None:
             self._forget()
             return
-        if self._seen is None:
-            self._seen = datetime.now(UTC) - _BACK
         finished, self._seen = await read_floors.finished_since(connection, self._seen, _AT_ONCE)
         self._crowds.update(finished)
         if self._drawn is not None:

@@ -17,9 +17,10 @@ EXECUTOR_LIVES = 1785685001
 """The first key of the session lock that a living executor holds on its id (`executor_alive_lock` in SQL)."""
 
 # (Functions of PostgreSQL that each role may call.)
-_SERVER_START = "pg_postmaster_start_time() AS started_at, pg_stat_get_bgwriter_stat_reset_time() AS statistics_since"
+SERVER_START = "pg_postmaster_start_time() AS started_at, pg_stat_get_bgwriter_stat_reset_time() AS statistics_since"
+"""The columns of a `joex.core.lease.ServerStart`."""
 _REGISTER = statement(f"""
-    SELECT {_SERVER_START}, r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
+    SELECT {SERVER_START}, r.id, r.reclaimed, r.retired, (r.other).id AS other_id, (r.other).host AS other_host,
            (r.other).pod_uid AS other_pod_uid, (r.other).boot_id AS other_boot_id,
            (r.other).pid AS other_pid, (r.other).process_start AS other_process_start,
            (r.other).draining AS other_draining,
@@ -34,8 +35,8 @@ _QUEUE_HOLDERS = statement("""
     ORDER BY 1
 """)
 _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
-_HEARTBEAT = statement(f"SELECT joex_private.heartbeat($1::integer) AS mark, {_SERVER_START}")
-_OBSERVE = statement(f"SELECT joex.horizon() AS mark, {_SERVER_START}")
+_HEARTBEAT = statement(f"SELECT joex_private.heartbeat($1::integer) AS mark, {SERVER_START}")
+_OBSERVE = statement(f"SELECT joex.horizon() AS mark, {SERVER_START}")
 _CHECK_RUNS = statement(
     "SELECT draining, lost, cancel, crowded FROM joex_private.check_runs($1::integer, $2::uuid[], $3::uuid[])"
 )

@@ -285,12 +285,14 @@ BEGIN
     END LOOP;
 END $$;
 
--- Groups in which jobs have finished since then, and how many, in the order of time: at most p_most jobs; and the time of the last one.
+-- Groups in which jobs have finished since then (null: in the last hour), and how many, in the order of time: at most p_most jobs; and the
+-- time of the last one.
 CREATE OR REPLACE FUNCTION joex_private.finished_since(p_after timestamptz, p_most integer)
 RETURNS TABLE (queue text, ring bigint, jobs bigint, until timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
+    p_after := coalesce(p_after, clock_timestamp() - interval '1 hour');
     RETURN QUERY
     WITH finished AS MATERIALIZED (     -- (finished jobs with a key have an index of their own)
         SELECT f.* FROM (
