@@ -984,6 +984,67 @@ async def test_an_error_shows_no_arguments_of_a_periodic_task_to_a_role_without_
     assert "a secret" not in str(refused.value.as_dict())
 
 
+# A value of each type, or of arguments with this name; and one that most of them refuse.
+ARGUMENTS = {
+    "text": ("'default'", "repeat('x', 2000)"),
+    "text[]": ("'{default}'", "'{x, NULL}'"),
+    "jsonb": ("'{}'", "'[]'"),
+    "jsonb[]": ("'{\"{}\"}'", "'{[]}'"),
+    "bytea": ("'\\x0264656661756c742f3100'", "'\\xff'"),
+    "uuid": ("gen_random_uuid()", "gen_random_uuid()"),
+    "uuid[]": ("ARRAY[gen_random_uuid()]", "'{NULL}'"),
+    "boolean": ("true", "false"),
+    "integer": ("1", "-2"),
+    "integer[]": ("'{1}'", "'{-2}'"),
+    "bigint": ("1", "-2"),
+    "interval": ("'1 minute'", "'-1 minute'"),
+    "timestamptz": ("now()", "'infinity'"),
+    "timestamptz[]": ("ARRAY[now()]", "'{infinity}'"),
+    "priority": ("'high'", "'x'"),
+    "priorities": ("'{high}'", "'{x}'"),
+    "tracker": ("'default/1'", "''"),
+    "trackers": ("'{default/1}'", "'{\"\"}'"),
+    "trace_context": ("NULL", "'x'"),
+    "state": ("'success'", "'running'"),
+}
+
+
+async def test_no_error_shows_the_row_that_a_function_could_not_write(roles_of, connection):
+    """It has the place of the group on its ring: who knows places can choose a name that is before another group."""
+    bound, unbound = await roles_of(*SCOPES, queues=["default"]), await roles_of(*SCOPES)
+    await connection.execute("SELECT joex.submit('a'), joex.subscribe('default', '1 hour')")
+    [run] = await bound.fetch("SELECT id, lock_id FROM joex_private.accept('default')")
+    functions = await connection.fetch("""
+        SELECT DISTINCT joex_private.name_of(p) AS name, p.proargnames[:p.pronargs] AS names,
+               ARRAY(SELECT replace(format_type(t.oid, NULL), 'timestamp with time zone', 'timestamptz')
+                     FROM unnest(p.proargtypes) WITH ORDINALITY t(oid, nr) ORDER BY t.nr) AS types
+        FROM pg_proc p, joex_private.functions_of_scopes() s
+        WHERE joex_private.name_of(p) = ANY (s.functions) AND s.scope NOT IN ('executor', 'owner')
+              AND p.provolatile = 'v'""")
+    of_a_run = {("id", "uuid"): f"'{run['id']}'", ("lock_id", "uuid"): f"'{run['lock_id']}'"}
+    for function in functions:
+        arguments = list(zip(function["names"] or [], function["types"], strict=True))
+        known = [ARGUMENTS.get(name, ARGUMENTS[kind]) for name, kind in arguments]
+        right = [of_a_run.get(argument, values[0]) for argument, values in zip(arguments, known, strict=True)]
+        tries = [right]
+        for nr, values in enumerate(known):
+            tries += [[*right[:nr], wrong, *right[nr + 1 :]] for wrong in ("NULL", values[1])]
+        for session in (unbound, bound):
+            for given in tries:
+                pairs = zip(arguments, given, strict=True)
+                call = f"{function['name']}({', '.join(f'{name} => {value}::{kind}' for (name, kind), value in pairs)})"
+                refused = ""
+                transaction = session.transaction()
+                await transaction.start()
+                try:
+                    await session.execute(f"SELECT * FROM {call}")  # noqa: S608 - constants
+                except asyncpg.PostgresError as error:
+                    refused = str(error.as_dict())
+                assert not refused or given is not right or session is bound, (call, refused)
+                assert "Failing row" not in refused, (call, refused)
+                await transaction.rollback()
+
+
 async def test_a_viewer_learns_no_name_of_a_subscription(roles_of):
     """By one it could end the waits of another client, or keep them waiting by a transaction that it leaves open."""
     viewer = await roles_of("view", "payloads")

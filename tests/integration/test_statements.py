@@ -59,6 +59,7 @@ CALLS = {
     "cancel": f"joex.cancel({NO_JOB})",
     "check_most": "joex_private.check_most(0)",
     "check_name": "joex_private.check_name('queue', 'default')",
+    "must_hold": "joex_private.must_hold('weight: 1 to 100', true)",
     "check_size": "joex_private.check_size('args', '{}')",
     "delete_removed": f"joex_private.delete_removed(ARRAY[{NO_JOB}])",
     "delete_finished": "joex.delete_finished(ARRAY['success'], now())",

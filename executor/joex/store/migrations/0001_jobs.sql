@@ -126,23 +126,23 @@ CREATE SEQUENCE joex_private.overdue_claims OWNED BY joex_private.lease.beat;
 
 -- Types check the values of a job that never change, once. A constraint of the table costs more: each statement reads it anew, and checks
 -- it for each version of a row. (An error in SQL shows the names of these constraints.)
-CREATE DOMAIN joex_private.queue_name AS text CONSTRAINT "queue: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
-CREATE DOMAIN joex_private.group_name AS text CONSTRAINT "group: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex_private.queue_name AS text NOT NULL CONSTRAINT "queue: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
+CREATE DOMAIN joex_private.group_name AS text NOT NULL CONSTRAINT "group: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254);
 -- (Names that begin with joex. are for Joex itself. LIKE costs less than starts_with, which cuts a text by its characters.)
-CREATE DOMAIN joex_private.task_name AS text CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254)
+CREATE DOMAIN joex_private.task_name AS text NOT NULL CONSTRAINT "task: 1 to 254 bytes" CHECK (VALUE <> '' AND octet_length(VALUE) <= 254)
     CONSTRAINT "task: must not begin with joex., as Joex's own names do" CHECK (VALUE NOT LIKE 'joex.%');
 -- (A tracker of a periodic task holds two names: see joex_private.periodic_tracker.)
 CREATE DOMAIN joex_private.tracker_name AS text
     CONSTRAINT "tracker: 1 to 254 bytes"
     CHECK (VALUE <> '' AND octet_length(VALUE) <= CASE WHEN starts_with(VALUE, 'periodic ') THEN 800 ELSE 254 END)
     CONSTRAINT "tracker: must not begin with joex., as Joex's own names do" CHECK (VALUE NOT LIKE 'joex.%');
-CREATE DOMAIN joex_private.subject_text AS text CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
-CREATE DOMAIN joex_private.submitter_name AS text CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(VALUE) <= 254);
-CREATE DOMAIN joex_private.job_args AS jsonb CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
+CREATE DOMAIN joex_private.subject_text AS text NOT NULL CONSTRAINT "subject: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000);
+CREATE DOMAIN joex_private.submitter_name AS text NOT NULL CONSTRAINT "submitter: at most 254 bytes" CHECK (octet_length(VALUE) <= 254);
+CREATE DOMAIN joex_private.job_args AS jsonb NOT NULL CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
 CREATE DOMAIN joex_private.job_opts AS jsonb CONSTRAINT "opts: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
 CREATE DOMAIN joex_private.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 -- (No tuple packs into bytes that begin with ff: takes without a limit go up to there, see joex_private.highest_rank.)
-CREATE DOMAIN joex_private.job_rank AS bytea CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000)
+CREATE DOMAIN joex_private.job_rank AS bytea NOT NULL CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000)
     CONSTRAINT "rank: must not begin with the byte ff" CHECK (VALUE < '\xff');
 CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
 -- (Years after 9999, and infinity, are beyond the dates of most languages: one such row would break each list that has it. A year less,

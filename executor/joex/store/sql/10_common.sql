@@ -117,6 +117,16 @@ BEGIN
     END IF;
 END $$;
 
+-- Refuse what a constraint of a table would refuse. (The server's error has the whole row, with what its caller may not know, such as the
+-- place of a group. Those of the domains of joex_private.job have not.)
+CREATE OR REPLACE FUNCTION joex_private.must_hold(p_constraint text, p_holds boolean) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_holds IS NOT TRUE THEN
+        RAISE EXCEPTION 'this violates check constraint "%"', p_constraint
+            USING ERRCODE = 'check_violation', CONSTRAINT = p_constraint;
+    END IF;
+END $$;
+
 -- Refuse a number of rows that LIMIT refuses, and NULL, by which it reads all.
 CREATE OR REPLACE FUNCTION joex_private.check_most(p_most integer) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -160,9 +170,9 @@ CREATE OR REPLACE FUNCTION joex_private.cut(p_text text) RETURNS text LANGUAGE s
                 THEN left(p_text, 99960) || '… (cut, ' || to_char(length(p_text), 'FM999,999,999,999') || ' characters)'
                 ELSE p_text END $$;
 
--- The priority with this name, in upper or lower case.
+-- The priority with this name, in upper or lower case. (NULL is none.)
 CREATE OR REPLACE FUNCTION joex_private.priority_of(p_text text) RETURNS joex_private.job_priority
-LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT lower(p_text COLLATE "C")::joex_private.job_priority $$;
+LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT coalesce(lower(p_text COLLATE "C"), 'NULL')::joex_private.job_priority $$;
 
 -- Claim, for so many seconds (below 60), what one executor does for all. Returns the claim; null: another one has claimed it. p_mine: the
 -- caller's claim until now, which this renews. The latest claim is the value of the sequence p_claims, which all transactions see at once: the

@@ -261,7 +261,7 @@ BEGIN
             joex_private.priority_of(priority), subject, submitter,
             CASE WHEN cancel THEN 'cancelled' ELSE 'waiting' END::joex_private.job_state,
             CASE WHEN NOT cancel THEN joex_private.lane(joex_private.priority_of(priority)) END,
-            CASE WHEN cancel THEN v_now END, cancel, resubmit, v_now, v_now, trace_context)
+            CASE WHEN cancel THEN v_now END, cancel IS TRUE, resubmit IS TRUE, v_now, v_now, trace_context)
     ON CONFLICT DO NOTHING      -- of the unique indexes, only that of keys concerns a keyed job
     RETURNING CASE WHEN j.xmin = pg_current_xact_id()::xid OR joex_private.must_be_shallow(j.xmin) THEN j.id END INTO v_id;
     IF v_id IS NOT NULL AND joex_private.is_awaited(coalesce(queue, task)) THEN

@@ -367,7 +367,9 @@ DECLARE
     v_cancel boolean;
 BEGIN
     delay := joex_private.in_seconds(delay);
-    IF joex_private.is_large(result) THEN
+    IF state IS NULL THEN
+        RAISE EXCEPTION 'state: expected success, failed, cancelled, stuck or waiting; got NULL' USING ERRCODE = '22004';
+    ELSIF joex_private.is_large(result) THEN
         PERFORM joex_private.check_size('result', result);
     END IF;
     SELECT j.cancel_requested INTO v_cancel FROM joex_private.job j
@@ -421,7 +423,7 @@ BEGIN
     UPDATE joex_private.job j SET
         args = coalesce(data, j.args), opts = coalesce(opts, j.opts), rank = coalesce(rank, j.rank),
         progress = coalesce(progress, j.progress), progress_message = coalesce(joex_private.cut(message), j.progress_message),
-        resubmit_requested = j.resubmit_requested OR resubmit,
+        resubmit_requested = j.resubmit_requested OR resubmit IS TRUE,
         overdue_at = CASE WHEN j.renew_by IS NULL THEN j.overdue_at ELSE clock_timestamp() + j.renew_by END
     WHERE j.id = id RETURNING joex_private.must_be_shallow(j.xmin) INTO v_shallow;
     PERFORM joex_private.announce('job-changed', ARRAY[id]);

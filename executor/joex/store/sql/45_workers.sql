@@ -91,6 +91,7 @@ BEGIN
         WHERE w.name = p_name AND w.for_workers AND joex_private.may('{work}', w.queue, NULL);
     ELSE
         PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
+        PERFORM joex_private.check_name('name', p_name), joex_private.check_name('queue', p_queue);
         INSERT INTO joex_private.watch AS w (queue, name, until, for_workers)
         VALUES (p_queue, p_name, clock_timestamp() + least(p_for, interval '1 hour'), true)
         ON CONFLICT (queue, name, for_workers) DO UPDATE SET until = excluded.until RETURNING w.xmin INTO v_by;
@@ -104,12 +105,14 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.set_timeout(p_task text, p_timeout interval, p_renewable boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.exact(p_task);
+    PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.check_name('task', joex_private.exact(p_task));
     p_timeout := joex_private.in_seconds(p_timeout);
+    PERFORM joex_private.must_hold('timeout: more than zero, at most 100 years',
+                                   coalesce(p_timeout > interval '0' AND p_timeout <= interval '36525 days', true));
     IF p_timeout IS NULL THEN
         DELETE FROM joex_private.task_timeout t WHERE t.task = p_task;
     ELSE
-        INSERT INTO joex_private.task_timeout AS t (task, timeout, renewable) VALUES (p_task, p_timeout, p_renewable)
+        INSERT INTO joex_private.task_timeout AS t (task, timeout, renewable) VALUES (p_task, p_timeout, coalesce(p_renewable, true))
         ON CONFLICT (task) DO UPDATE SET timeout = excluded.timeout, renewable = excluded.renewable;
     END IF;
     PERFORM joex_private.note_act('set_timeout', p_task, p_detail => jsonb_build_object('timeout', p_timeout, 'renewable', p_renewable));

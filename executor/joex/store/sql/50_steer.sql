@@ -257,7 +257,10 @@ BEGIN
     -- (A weight and a limit concern the other groups of the queue too.)
     PERFORM joex_private.must_be_allowed('{operate}', queue, CASE WHEN num_nonnulls(weight, max_running, max_waiting) = 0 THEN grp END);
     PERFORM joex_private.must_be_allowed('{operate}', queue, grp);
-    PERFORM joex_private.check_name('group', grp), joex_private.check_name('queue', queue);
+    PERFORM joex_private.check_name('group', grp), joex_private.check_name('queue', queue),
+            joex_private.must_hold('weight: 1 to 100', coalesce(weight, 1) BETWEEN 1 AND 100),
+            joex_private.must_hold('max_running: 0 or more', coalesce(max_running, -1) >= -1),
+            joex_private.must_hold('max_waiting: 0 to 100000', coalesce(max_waiting, -1) BETWEEN -1 AND 100000);
     IF max_running >= 0 THEN
         PERFORM setval('joex_private.limits_running', 2);
     END IF;

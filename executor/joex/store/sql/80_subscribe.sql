@@ -29,7 +29,7 @@ BEGIN
         RAISE EXCEPTION 'the role % is bound to no group or queue in which it may view or submit', session_user
             USING ERRCODE = 'insufficient_privilege';
     END IF;
-    events := events AND joex_private.may('{view}', NULL, NULL);
+    events := coalesce(events, true) AND joex_private.may('{view}', NULL, NULL);
     SELECT s.until INTO v_until FROM joex_private.subscriber s WHERE s.name = joex_private.exact(name) FOR UPDATE;
     -- First the waits, a batch at a time. (SKIP LOCKED: a transaction that stays open after it has renewed or deleted such a row would make all
     -- subscribers wait. To delete a subscriber deletes its waits too, however many there are, and does wait. OFFSET 0: one probe for each.
@@ -66,6 +66,7 @@ CREATE OR REPLACE FUNCTION joex.unsubscribe(name text) RETURNS void LANGUAGE sql
 
 -- Add jobs to a subscription.
 CREATE OR REPLACE FUNCTION joex.wait_for(name text, ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT joex_private.check_name('name', wait_for.name);
     WITH made AS (
         INSERT INTO joex_private.subscription AS s (job_id, subscriber) SELECT DISTINCT i.id, wait_for.name FROM unnest(ids) i(id)
         WHERE joex_private.visible('{view, submit}', i.id) IS NOT NULL ON CONFLICT DO NOTHING RETURNING s.xmin AS by

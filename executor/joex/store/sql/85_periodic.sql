@@ -59,6 +59,20 @@ BEGIN
     IF joex_private.is_large(args) THEN
         PERFORM joex_private.check_size('args', args);
     END IF;
+    PERFORM joex_private.must_hold('id: 1 to 240 bytes', octet_length(id) BETWEEN 1 AND 240),
+            joex_private.must_hold('owner: 1 to 254 bytes', octet_length(owner) BETWEEN 1 AND 254),
+            joex_private.must_hold('task: 1 to 254 bytes', octet_length(task) BETWEEN 1 AND 254),
+            joex_private.must_hold('task: must not begin with joex., as Joex''s own names do',
+                                   owner = 'joex' OR NOT starts_with(task, 'joex.')),
+            joex_private.must_hold('group: 1 to 254 bytes', octet_length(grp) BETWEEN 1 AND 254),
+            joex_private.must_hold('args: must be a JSON object', jsonb_typeof(args) = 'object'),
+            joex_private.must_hold('subject: at most 1000 bytes', octet_length(subject) <= 1000),
+            joex_private.must_hold('submitter: at most 254 bytes', octet_length(submitter) <= 254),
+            joex_private.must_hold('queue: 1 to 254 bytes', octet_length(queue) BETWEEN 1 AND 254),
+            joex_private.must_hold('timer: 1 to 254 bytes', octet_length(timer) BETWEEN 1 AND 254),
+            joex_private.must_hold('zone: 1 to 64 bytes', octet_length(zone) BETWEEN 1 AND 64),
+            joex_private.must_hold('starting_deadline: 0 to 1000 years', coalesce(
+                starting_deadline BETWEEN interval '0' AND interval '365250 days', true));
     INSERT INTO joex_private.periodic_task AS t (id, task, timer, zone, args, grp, queue, priority, subject, submitter,
                                                  starting_deadline, enabled, owner)
     VALUES (id, task, timer, zone, args, grp, queue, joex_private.priority_of(priority), subject, submitter, starting_deadline,
