@@ -281,7 +281,8 @@ BEGIN
 END $$;
 
 -- Pause a queue, or resume it: while it is paused no job of it begins. Runs go on, and submissions are accepted. A take that begins after
--- this has committed takes nothing; one that is under way may still take jobs.
+-- this has committed takes nothing; one that is under way may still take jobs, and so may a worker that accepts in a REPEATABLE READ or
+-- SERIALIZABLE transaction that began before.
 CREATE OR REPLACE FUNCTION joex.set_queue(queue text, paused boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
