@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +18,7 @@ import joex.sync
 from joex.client.blocking import blocking
 from joex.django.database import database_alias
 from joex.django.models import Executor, Job, PeriodicTask, Queue
+from joex.errors import JoexError
 from joex.store import audit, job_logs
 from joex.store.drivers import adapted_sync
 from joex.store.job_logs import LogEntry
@@ -110,27 +111,35 @@ class JobAdmin(_ReadOnly):
     @admin.action(permissions=["cancel"], description="Cancel the selected jobs")
     def cancel(self, request: HttpRequest, chosen: Any) -> None:
         """Cancel jobs; the runs of running ones are asked to end."""
-        answers = self._each(request, chosen, joex.sync.Client.cancel)
         ends = {"cancelled": "cancelled", "requested": "asked to end", "finished": "finished before"}
-        self._say(request, {said: answers[answer] for answer, said in ends.items()})
+        self._each(request, chosen, joex.sync.Client.cancel, ends)
 
     @admin.action(permissions=["retry"], description="Run the selected jobs again, or now")
     def retry(self, request: HttpRequest, chosen: Any) -> None:
         """Run failed and cancelled jobs again, and now those that are stuck or not due."""
-        answers = self._each(request, chosen, joex.sync.Client.retry)
-        self._say(request, {"to run again": answers[True], "that run, succeeded, or are due": answers[False]})
+        ends = {True: "to run again", False: "that run, succeeded, or are due"}
+        self._each(request, chosen, joex.sync.Client.retry, ends)
 
-    def _each(self, request: HttpRequest, chosen: Any, call: Callable[[joex.sync.Client, UUID], Any]) -> Counter[Any]:
-        """Call a method of the client for each job; returns how many times it gave each answer."""
-        ids = list(chosen.values_list("pk", flat=True)[:MOST])
-        with transaction.atomic(using=database_alias()):
-            blocking(_set_caller(request.user.get_username()))  # for the audit
-            client = joex.sync.Client(_connection())
-            return Counter(call(client, job_id) for job_id in ids)
-
-    def _say(self, request: HttpRequest, counts: dict[str, int]) -> None:
-        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "there is no such job"
-        self.message_user(request, f"Jobs: {said}.", messages.SUCCESS)
+    def _each(
+        self,
+        request: HttpRequest,
+        chosen: Any,
+        call: Callable[[joex.sync.Client, UUID], Any],
+        ends: Mapping[Any, str],
+    ) -> None:
+        """Call a method of the client for each job, or change none; say how often it gave each of these answers."""
+        # (All who change jobs lock them in this order, so that none of them waits for another one that waits for it.)
+        ids = sorted(chosen.values_list("pk", flat=True)[:MOST])
+        try:
+            with transaction.atomic(using=database_alias()):
+                blocking(_begin(request.user.get_username()))
+                client = joex.sync.Client(_connection())
+                answers = Counter(call(client, job_id) for job_id in ids)
+        except JoexError as error:
+            self.message_user(request, f"No job was changed: {error}.", messages.ERROR)
+            return
+        said = ", ".join(f"{answers[answer]} {what}" for answer, what in ends.items() if answers[answer])
+        self.message_user(request, f"Jobs: {said or 'there is no such job'}.", messages.SUCCESS)
 
 
 @admin.register(PeriodicTask)
@@ -187,5 +196,5 @@ async def _log(job_id: UUID) -> list[LogEntry]:
     return found.get(job_id, [])
 
 
-async def _set_caller(name: str) -> None:
-    await audit.set_caller(await adapted_sync(_connection()), name)
+async def _begin(caller: str) -> None:
+    await audit.begin(await adapted_sync(_connection()), caller)

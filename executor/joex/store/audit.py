@@ -18,7 +18,6 @@ _ACTS = statement("""
     WHERE $1::timestamptz IS NULL OR at >= $1 ORDER BY nr DESC LIMIT $2::integer
 """)
 _BEGIN = statement("SELECT set_config('joex.caller', $1::text, true), set_config('lock_timeout', $2::text, true)")
-_SET_CALLER = statement("SELECT set_config('joex.caller', $1::text, true)")
 _NOTE = statement("SELECT joex_private.note_act($1::text, $2::text, p_detail => $3::text::jsonb)")
 _FORGET = statement(
     "SELECT joex_private.forget_acts($1::interval, $2::integer, coalesce($3::timestamptz, '-infinity'))"
@@ -51,12 +50,6 @@ async def begin(connection: Connection, caller: str) -> None:
     """Begin an act of this transaction, on behalf of the caller: it waits `LONGEST_WAIT` for what another one holds."""
     with translated():
         await connection.execute(_BEGIN, caller, LONGEST_WAIT)
-
-
-async def set_caller(connection: Connection, caller: str) -> None:
-    """Name on whose behalf the rest of this transaction acts."""
-    with translated():
-        await connection.execute(_SET_CALLER, caller)
 
 
 async def note(connection: Connection, act: str, subject: str, detail: dict[str, Any] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import closing
 from datetime import datetime, timedelta
 from io import StringIO
 from typing import Any
@@ -292,7 +293,9 @@ class Runs(TransactionTestCase):
             periodic("03:00")(len)
 
 
-class Admin(TestCase):
+class Users:
+    client: Any
+
     def log_in(self, *permissions):
         user = User.objects.create_user("ann", is_staff=True)
         user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
@@ -302,6 +305,8 @@ class Admin(TestCase):
         chosen = {"action": action, "_selected_action": [str(job) for job in jobs]}
         return self.client.post(reverse("admin:joex_job_changelist"), chosen, follow=True)
 
+
+class Admin(Users, TestCase):
     def test_views_are_shown_to_those_who_may_view_them(self):
         job = client().submit("mail.send", {"to": "<b>ann</b>"}, group="acme")
         for group in ("acme", "shop"):
@@ -360,6 +365,9 @@ class Admin(TestCase):
         one, two = client().submit("a"), client().submit("b")
         self.log_in("view_job", "cancel_job", "retry_job")
         self.assertContains(self.act("cancel", one, two), "Jobs: 2 cancelled.")
+        with connection.cursor() as cursor:  # in one order, whatever that of the list
+            cursor.execute("SELECT subject FROM joex.audit ORDER BY nr")
+            self.assertEqual(cursor.fetchall(), [(str(job),) for job in sorted([one, two])])
         self.assertContains(self.act("retry", one), "Jobs: 1 to run again.")
         self.assertContains(self.act("cancel", one, two), "Jobs: 1 cancelled, 1 finished before.")
         self.assertContains(self.act("retry", one, uuid4()), "Jobs: 1 to run again.")
@@ -376,6 +384,22 @@ class Admin(TestCase):
         self.client.logout()
         self.client.force_login(User.objects.create_user("bob", is_staff=True))
         self.assertEqual(self.client.get(reverse("admin:joex_job_changelist")).status_code, 403)
+
+
+class HeldJobs(Users, TransactionTestCase):
+    def tearDown(self):
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM joex_private.job")
+
+    def test_an_action_does_not_wait_for_long_for_a_job_that_others_hold_and_changes_none(self):
+        jobs = sorted(client().submit("a") for _ in range(2))
+        self.log_in("view_job", "cancel_job")
+        with closing(connection.copy()) as other, other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT FROM joex_private.job WHERE id = %s FOR UPDATE", [jobs[1]])
+            page = self.act("cancel", *jobs)
+        self.assertContains(page, "No job was changed: another transaction holds what this changes: try again.")
+        self.assertEqual({job.state for job in Job.objects.all()}, {"waiting"})
 
 
 class Settings(SimpleTestCase):
