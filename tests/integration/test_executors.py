@@ -1179,6 +1179,8 @@ async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_an
         "pg_sequence_last_value('joex_private.overdue_claims')"
     )
     assert min(latest) >= ended + 30_000_000
+    searched = "SELECT pg_sequence_last_value('joex_private.overdue_searches') >= $1"
+    await eventually(lambda: bench.connection.fetchval(searched, ended))
     await beaten()
     done = begun["rescue"], begun["recover_overdue"]
     await beaten()

@@ -1,11 +1,11 @@
 -- Workers: programs in any language that accept jobs, report, and finish them. A worker does not register; the timeout of the task frees
 -- the job of a worker that has died.
 
--- Whether workers leave overdue runs to executors: while floors are on, a search reads all held jobs, and an executor has claimed one within the
--- last minute (see claim).
+-- Whether workers leave overdue runs to executors: while floors are on, a search reads all held jobs, and an executor has ended one within the
+-- last minute. (That it has claimed one says nothing: its searches may all fail.)
 CREATE OR REPLACE FUNCTION joex_private.leaves_overdue() RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT joex_private.floors_are_on() AND coalesce(
-        abs(pg_sequence_last_value('joex_private.overdue_claims') - extract(epoch FROM clock_timestamp()) * 1000000) < 60000000, false) $$;
+        abs(pg_sequence_last_value('joex_private.overdue_searches') - extract(epoch FROM clock_timestamp()) * 1000000) < 60000000, false) $$;
 
 -- Accept the next jobs of a queue for a worker, at most p_jobs, and none whose rank is above p_most. A take chooses them, as for an
 -- executor; they are running from now on. The worker must report (joex.update) within the timeout of the task; if the task has none,
