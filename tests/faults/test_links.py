@@ -89,10 +89,10 @@ async def test_links_that_go_silent_at_a_statement_lose_no_job_and_stop_no_execu
     assert executor.is_alive
 
 
-async def test_a_take_that_arrives_after_it_was_given_up_loses_no_job(
+async def test_a_take_that_arrives_after_it_was_given_up_takes_nothing(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
 ) -> None:
-    """The network delivers the statement late, so the executor, which has given it up, does not know the taken jobs."""
+    """The network delivers the statement late: the executor, which has given it up, would not know of the job."""
     await executors.start("one", url=proxy.url, pool_size=1, lease=3)
     await proxy.cut()
     trap = proxy.trap("joex_private.take(", At.DELAY)
@@ -101,14 +101,27 @@ async def test_a_take_that_arrives_after_it_was_given_up_loses_no_job(
     await effects.begun(first)  # by another take
     second = await client.submit("effect")
     proxy.thaw()
-
-    async def is_taken() -> bool:
-        return bool((await client.get(second)).state != "waiting")
-
-    await eventually(is_taken, why="the late take has taken the job")
+    await trap.is_late_answered.wait()
+    assert (await client.get(second)).state == "waiting"
     await effects.flag("go")
     assert await effects.all_finished([first, second]) == {"success": 2}
-    assert await effects.overlapping() == []
+
+
+async def test_a_give_back_that_arrives_after_it_was_given_up_takes_no_run_from_its_executor(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+) -> None:
+    """The executor has taken the job since, so the statement says that it does not know it."""
+    await executors.start("one", url=proxy.url, pool_size=2)
+    trap = proxy.trap("joex_private.give_back_unknown(", At.DELAY)
+    await proxy.cut()
+    await eventually(trap.sprung.is_set)
+    job_id = await client.submit("hold.exclusive", {"flag": "go"})
+    await effects.begun(job_id)
+    proxy.thaw()
+    await trap.is_late_answered.wait()
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert len(await effects.of(job_id)) == 1
 
 
 async def test_a_take_whose_answer_is_lost_as_its_executor_begins_to_drain_keeps_its_job_from_no_other(

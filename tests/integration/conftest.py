@@ -118,9 +118,11 @@ class Bench:
         assert found is not None
         return found
 
-    async def take(self, executor: int, free: int = 1, scheme: CountingScheme = FOUR_ONE) -> list[TakenJob]:
+    async def take(
+        self, executor: int, free: int = 1, scheme: CountingScheme = FOUR_ONE, *, give_back_nr: int = 0
+    ) -> list[TakenJob]:
         """Take jobs of the default queue."""
-        return await runs.take(self.connection, executor, ["default"], free, scheme)
+        return await runs.take(self.connection, executor, ["default"], free, scheme, give_back_nr=give_back_nr)
 
     async def take_one(self, executor: int) -> TakenJob:
         """Take a job; there must be one."""

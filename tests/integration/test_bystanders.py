@@ -48,8 +48,8 @@ async def test_a_bystander_stops_no_take_no_return_of_jobs_and_no_drain(bench, h
     lost, held = await bench.submit(), await bench.submit()
     await hold(executor)
     assert {job.id for job in await bench.take(executor, 4)} == {lost, held}
-    assert await executors.give_back_unknown(bench.connection, executor, []) == 2
-    assert len(await bench.take(executor, 1)) == 1
+    assert await executors.give_back_unknown(bench.connection, executor, 1, []) == 2
+    assert len(await bench.take(executor, 1, give_back_nr=1)) == 1
     assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
     assert await executors.drain(bench.connection, "p/a-0") == ["p/a-0"]
     assert await bench.take(executor) == []

@@ -169,7 +169,7 @@ async def test_an_end_in_the_tasks_own_transaction_is_told_once(bench, me, subsc
 async def test_a_run_that_has_lost_its_job_tells_nothing(bench, me, subscribed):
     await bench.submit()
     lost = await bench.take_one(me)
-    await bench.connection.execute("SELECT joex_private.give_back_unknown($1, '{}')", me)
+    await bench.connection.execute("SELECT joex_private.give_back_unknown($1, 1, '{}')", me)
     assert await bench.finish(lost, age=0.001) == ["worker_conflict"]
     assert await subscribed.kinds() == ["job-submitted"]
 

@@ -899,7 +899,7 @@ async def test_what_an_executor_holds_without_knowing_it_is_given_back_and_what_
     ids = [await connection.fetchval("SELECT joex.submit('a')") for _ in range(3)]
     taken = await connection.fetch("SELECT id, lock_id FROM joex_private.take($1, '{default}', 3)", me)
     known = [row["lock_id"] for row in taken if row["id"] == ids[1]]
-    assert await connection.fetchval("SELECT joex_private.give_back_unknown($1, $2)", me, known) == 2
+    assert await connection.fetchval("SELECT joex_private.give_back_unknown($1, 1, $2)", me, known) == 2
     states = await connection.fetch("SELECT id, state::text, attempt, losses FROM joex_private.job ORDER BY seq")
     assert [tuple(row) for row in states] == [
         (ids[0], "waiting", 0, 0),
@@ -918,12 +918,47 @@ async def test_an_executor_gives_back_what_it_does_not_know_beside_a_transaction
     await bench.connection.execute("SET lock_timeout = '5s'")
     async with other.transaction():
         await other.execute("SELECT joex.cancel($1)", theirs)
-        assert await executors.give_back_unknown(bench.connection, me, []) == 2
-        assert (await bench.take_one(me)).id == mine
-        assert await executors.give_back_unknown(bench.connection, me, []) == 2
-    assert await executors.give_back_unknown(bench.connection, me, []) == 1
-    assert await executors.give_back_unknown(bench.connection, me, []) == 0
+        assert await executors.give_back_unknown(bench.connection, me, 1, []) == 2
+        assert [job.id for job in await bench.take(me, give_back_nr=1)] == [mine]
+        assert await executors.give_back_unknown(bench.connection, me, 2, []) == 2
+    assert await executors.give_back_unknown(bench.connection, me, 3, []) == 1
+    assert await executors.give_back_unknown(bench.connection, me, 4, []) == 0
     assert (await bench.state(theirs), await bench.state(mine)) == ("cancelled", "waiting")
+
+
+async def test_a_give_back_that_comes_late_takes_no_job_from_its_executor(bench):
+    """The executor has given it up, given back with another statement, and taken jobs since."""
+    me = await bench.executor()
+    await bench.submit()
+    assert await executors.give_back_unknown(bench.connection, me, 2, []) == 0
+    [job] = await bench.take(me, give_back_nr=2)
+    for late in (1, 2):
+        assert await executors.give_back_unknown(bench.connection, me, late, []) == 0
+    assert await bench.state(job.id) == "scheduled"
+    assert await executors.give_back_unknown(bench.connection, me, 3, []) == 1
+
+
+async def test_a_take_that_comes_after_a_give_back_gets_nothing(bench, another_connection, waiting_for_a_lock):
+    """The executor has given it up, so it would never know of the jobs; also where it has begun before."""
+    me, other = await bench.executor(), await another_connection()
+    job_id = await bench.submit()
+    watcher = await another_connection()
+    async with other.transaction():
+        await executors.give_back_unknown(other, me, 1, [])
+        async with waiting_for_a_lock(watcher, bench.take(me)) as late:
+            await other.execute("COMMIT; BEGIN")
+    assert await late == []
+    assert await bench.take(me) == []
+    assert [job.id for job in await bench.take(me, give_back_nr=1)] == [job_id]
+
+
+async def test_a_give_back_of_an_executor_that_has_ended_leaves_its_jobs_to_those_who_count_losses(bench):
+    me = await bench.executor()
+    await bench.submit()
+    await bench.take_one(me)
+    await bench.connection.execute("SELECT joex_private.mark_ended($1, 'dead')", me)
+    assert await executors.give_back_unknown(bench.connection, me, 1, []) == 0
+    assert await bench.held(me) != []
 
 
 # Snapshots: a decision after a wait for a lock is based on the rows after the wait.
@@ -932,7 +967,7 @@ MUST_SEE_THE_LATEST = {
     "take": "joex_private.take($1, '{default}', 4)",
     "fall_asleep": "joex_private.fall_asleep($1)",
     "end_executor": "joex_private.end_executor($1, 'left')",
-    "give_back_unknown": "joex_private.give_back_unknown($1, '{}')",
+    "give_back_unknown": "joex_private.give_back_unknown($1, 1, '{}')",
     "rescue": "joex_private.rescue('{}', '{}') WHERE $1 > 0",
     "retire": "joex_private.retire('me', true) WHERE $1 > 0",
     "drain": "joex_private.drain(NULL) WHERE $1 > 0",

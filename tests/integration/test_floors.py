@@ -280,9 +280,7 @@ async def test_all_that_an_executor_holds_moves_on_when_it_ends_whatever_has_a_f
     assert await drawn_and_raised(bench, "a", "b")
     held += [*await bench.take(executor, 3), *await bench.take(other, 3)]
     assert len(held) == 12
-    assert (
-        await bench.connection.fetchval("SELECT joex_private.give_back_unknown($1, $2)", other, [held[3].lock_id]) == 5
-    )
+    assert await executors.give_back_unknown(bench.connection, other, 1, [held[3].lock_id]) == 5
     assert await executors.leave(bench.connection, executor) == 6
     assert await bench.held(executor) == []
     assert await bench.held(other) == [held[3].id]

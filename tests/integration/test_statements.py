@@ -73,7 +73,7 @@ CALLS = {
     "leave_dead_sleepers": "joex_private.leave_dead_sleepers()",
     "claim": "joex_private.claim('joex_private.floor_claims', 15)",
     "sleepers_from": "joex_private.sleepers_from()",
-    "give_back_unknown": "joex_private.give_back_unknown(1, '{}')",
+    "give_back_unknown": "joex_private.give_back_unknown(1, 1, '{}')",
     "fall_asleep": "joex_private.fall_asleep(1)",
     "find": "joex_private.find('a', '\\x0161')",
     "forget_retired": "joex_private.forget_retired('a/b', now())",
@@ -240,7 +240,7 @@ CALLS = {
     "subscribe": "joex.subscribe('me', '1 minute')",
     "take": "t.* FROM joex_private.executor e, joex_private.take(e.id, ARRAY['default'], 3) t",
     "take_in_turn": None,  # take calls it
-    "hand_out": "joex_private.hand_out('{}', 1, 'a')",
+    "hand_out": "joex_private.hand_out('{}', 1, 'a', 0)",
     "draw": "joex_private.draw('default', NULL, 1)",
     "hold_ring": "joex_private.hold_ring('default', NULL, NULL, 1), joex_private.free_ring('default')",
     "allowed": "joex_private.allowed('{}', '{}', 'default')",

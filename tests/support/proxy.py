@@ -8,11 +8,13 @@ when a client prepares it, or with the answer to its first execution.
 import asyncio
 import contextlib
 import enum
+import re
 import socket
 from types import TracebackType
 from typing import Self
 
 _SMALL = 100_000
+_NAME = re.compile(rb"__asyncpg_stmt_[0-9a-f]+__")
 _EXECUTE = b"E\0\0\0\x09\0\0\0\0\0"  # the unnamed portal, all of its rows
 
 
@@ -27,12 +29,18 @@ class At(enum.Enum):
 
 
 class Trap:
-    """The effect on the next link on which a client sends a text."""
+    """The effect on the next link on which a client sends a text.
+
+    Attributes:
+        sprung: the statement is here.
+        is_late_answered: the server has answered a statement that was late.
+    """
 
     def __init__(self, text: str, at: At) -> None:
         self.text = text.encode()
         self.at = at
         self.sprung = asyncio.Event()
+        self.is_late_answered = asyncio.Event()
 
 
 class Proxy:
@@ -153,6 +161,8 @@ class _Link:
         self._proxy = proxy
         self._cut = asyncio.Event()
         self._answer_trap: Trap | None = None  # triggered; waits for the statement's execution
+        self._late: Trap | None = None  # waits for the answer
+        self._name = b""  # of that statement
         self._is_executed = False
         self._answered = 0  # bytes since the client sent something
 
@@ -198,6 +208,8 @@ class _Link:
             while data := await server.read(65536):
                 if self._is_executed and self._answer_trap is not None:
                     self._spring(self._answer_trap, freeze=self._answer_trap.at is At.FREEZE_ANSWER)
+                if self._late is not None:
+                    self._late.is_late_answered.set()
                 await self.flow.wait()
                 self._answered += len(data)
                 if self._answered > _SMALL:
@@ -210,10 +222,12 @@ class _Link:
 
     def _watch_statement(self, data: bytes) -> None:
         if self._answer_trap is not None:
+            if self._name not in data:
+                return
             self._is_executed = True  # the client sends nothing else before it has the answer
             if self._answer_trap.at is At.DELAY:
                 self._spring(self._answer_trap, freeze=True)
-                self._answer_trap = None
+                self._late, self._answer_trap = self._answer_trap, None
             return
         trap = self._proxy.sprung(data)
         if trap is None:
@@ -222,7 +236,10 @@ class _Link:
             self._spring(trap, freeze=trap.at is At.FREEZE)
         else:
             self._answer_trap = trap
-            # (A simple query is executed as it is. asyncpg prepares others first; psycopg does both at once.)
+            # (A simple query is executed as it is. asyncpg prepares others first, and may ask for the types of their
+            # parameters in between; psycopg does both at once.)
+            names = _NAME.findall(data, 0, data.find(trap.text))
+            self._name = names[-1] if names else b""
             self._is_executed = data.startswith(b"Q") or _EXECUTE in data
 
     def _spring(self, trap: Trap, *, freeze: bool) -> None:

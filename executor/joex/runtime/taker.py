@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from joex.core.events import Emit, FellAsleep, Taken
 from joex.core.job import TakenJob
 from joex.core.priority_turns import CountingScheme
-from joex.core.recheck import LONGEST, Recheck
+from joex.core.recheck import Recheck
 from joex.errors import JoexError, LeaseLost
 from joex.runtime.runner import Runner
 from joex.runtime.waits import wait_for
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOCKED_RETRY_IN = 0.2  # seconds, the first time
 _SLOW = 1.0  # seconds: for so long a take waits for a session that holds the lock of its queue
 _LOOK_AGAIN_IN = 5.0  # seconds
-_DELIVERED_WITHIN = 60.0
+_DOUBT_AFTER = (0.0, 5.0, 60.0)  # seconds
 _OVERLAP_FROM = 16  # slots
 
 
@@ -61,11 +61,12 @@ class Taker:
         self._wakeup = asyncio.Event()
         self._is_declared = False  # the database knows that this executor sleeps
         self._recheck: Recheck | None = None  # for jobs of transactions that may not have seen that
-        # The database may believe that we run jobs of which we know nothing. The answer to a take was lost: it may have
-        # given us jobs, or may yet, as long as the network can deliver the statement. Or a standby was promoted that
-        # lacks the ends of our runs. Look for such jobs up to this time of the loop's clock, and after it until there
-        # are none; 0: don't.
-        self._unknown_until = 0.0
+        # The database may believe that we run jobs of which we know nothing: the answer to a take was lost, or a
+        # standby was promoted that lacks the ends of our runs. Take nothing until a give-back of these was answered.
+        self._is_in_doubt = False
+        # The number of the latest attempt to give back. What was sent before it, and is carried out after it, has a
+        # lower one, and does nothing: see give_back_unknown in sql/.
+        self._give_back_nr = 0
         self._locked_retry_in = _LOCKED_RETRY_IN
         self._take_lock = asyncio.Lock()  # held during a take
         self._is_stopped = False
@@ -83,8 +84,19 @@ class Taker:
         self.wake()
 
     def doubt(self) -> None:
-        """Look for jobs that the database believes to run here, and give them back, for a while."""
-        self._unknown_until = asyncio.get_running_loop().time() + _DELIVERED_WITHIN
+        """Look for jobs that the database believes to run here without our knowing, and give them back.
+
+        A server that lacks the ends of runs may answer already, while those to the last one are on their way still (a
+        task may block the loop), and more are sent to it by connections that are not broken yet. So look again later.
+        """
+        for seconds in _DOUBT_AFTER:
+            self._look_in(seconds)
+
+    def _look_in(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._is_in_doubt = True
         self.wake()
 
     async def stop(self) -> None:
@@ -105,7 +117,7 @@ class Taker:
         trouble = Trouble("taker", self._emit)
         while True:
             self._wakeup.clear()
-            if self._wanted() == 0 and not (self._unknown_until and self._is_trusted()):
+            if self._wanted() == 0 and not (self._is_in_doubt and self._is_trusted()):
                 await self._wakeup.wait()
                 continue
             try:
@@ -116,7 +128,7 @@ class Taker:
                 raise
             except (JoexError, OSError) as error:
                 self._is_declared = False
-                self._unknown_until = asyncio.get_running_loop().time() + _DELIVERED_WITHIN
+                self._is_in_doubt = True
                 sleep = trouble.failed(error)
             if sleep:
                 await wait_for(self._wakeup, sleep)
@@ -144,7 +156,7 @@ class Taker:
                 self.holders = await executors.queue_holders(connection, self._queues)
                 self._is_slow = bool(self.holders)
             while True:
-                if self._unknown_until:
+                if self._is_in_doubt:
                     self._start(taken)
                     taken = []
                     await self._give_back_unknown(connection)
@@ -155,7 +167,14 @@ class Taker:
                 # Takes overlap with starts: the loop starts the jobs of the last take while the server works on this
                 # one. (It starts them even if this take fails.)
                 asyncio.get_running_loop().call_soon(self._start, taken)
-                taken = await runs.take(connection, self._executor, self._next_order(), asked, self._scheme)
+                taken = await runs.take(
+                    connection,
+                    self._executor,
+                    self._next_order(),
+                    asked,
+                    self._scheme,
+                    give_back_nr=self._give_back_nr,
+                )
                 seconds = time.perf_counter() - begin
                 self._emit(Taken(asked, len(taken), seconds, taken))
                 self._is_slow = self._is_slow or seconds >= _SLOW
@@ -173,16 +192,18 @@ class Taker:
                     return await self._found_less(connection)
                 self._is_declared = False  # the take has removed this executor from the list of sleepers
             self._start(taken)
-            return LONGEST if self._unknown_until else 0
+            return 0
 
     def _start(self, jobs: list[TakenJob]) -> None:
         for job in jobs:
             self._runner.start(job)
 
     async def _give_back_unknown(self, connection: Any) -> None:
-        found = await executors.give_back_unknown(connection, self._executor, list(self._runner.runs))
-        if not found and asyncio.get_running_loop().time() > self._unknown_until:
-            self._unknown_until = 0.0
+        self._is_in_doubt = False  # (first: there may be a new doubt before the answer is here)
+        self._give_back_nr += 1
+        known = list(self._runner.runs)
+        if await executors.give_back_unknown(connection, self._executor, self._give_back_nr, known):
+            self._look_in(_LOOK_AGAIN_IN)  # another transaction may have locked some
 
     async def _found_less(self, connection: Any) -> float:
         """There was less work than free slots; returns for how long to sleep."""
@@ -202,7 +223,7 @@ class Taker:
         if self._is_declared and not state.is_asleep:
             self._is_declared = False  # the list of sleepers begins behind our place: see fall_asleep in sql/
             return await self._found_less(connection)
-        sleep = min(self._longest_sleep, LONGEST) if self._unknown_until else self._longest_sleep
+        sleep = self._longest_sleep
         if state.next_due is not None and state.next_due <= 0:
             # Due and not taken: another session has locked the row. Take again after a pause, ever longer: that one may
             # stay open, and all executors of the queue see the job. (A heartbeat looks for due jobs anyway.)

@@ -44,7 +44,7 @@ _HAS_WORK = statement("SELECT joex_private.has_work($1::text[])")
 _CLAIM = statement("SELECT joex_private.claim($1::text::regclass, $2::float8, $3::bigint)")
 _RESCUE = statement("SELECT executor, app_id, jobs FROM joex_private.rescue($1::float8[], $2::bigint[])")
 _END = statement("SELECT joex_private.end_executor($1::integer, $2::text)")
-_GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::uuid[])")
+_GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::integer, $3::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer)")
 _STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[])")
 _SLEEP_STATE = statement("""
@@ -288,13 +288,13 @@ async def leave(connection: Connection, executor: int) -> int:
         return int(await connection.fetchval(_END, executor, "left"))
 
 
-async def give_back_unknown(connection: Connection, executor: int, known: Sequence[UUID]) -> int:
+async def give_back_unknown(connection: Connection, executor: int, nr: int, known: Sequence[UUID]) -> int:
     """Give back the jobs that an executor holds without knowing it (``known``: lock ids); returns how many it found.
 
-    Those whose rows another transaction has locked are left: call it again.
+    Those whose rows another transaction has locked are left: call it again. ``nr``: each attempt has a higher one.
     """
     with translated():
-        return int(await connection.fetchval(_GIVE_BACK_UNKNOWN, executor, known))
+        return int(await connection.fetchval(_GIVE_BACK_UNKNOWN, executor, nr, known))
 
 
 async def fall_asleep(connection: Connection, executor: int) -> None:

@@ -14,7 +14,8 @@ from joex.store.statement import Connection, column, columns, id_of, statement
 
 _TAKE = statement(f"""
     SELECT {columns(TakenJob, group="grp", priority="priority::text")}
-    FROM joex_private.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer)
+    FROM joex_private.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer,
+                           p_give_back_nr => $6::integer)
 """)  # noqa: S608 - put together of constants
 _START_ALONE = statement("SELECT joex_private.start_alone($1::uuid, $2::uuid)")
 _START = statement("SELECT * FROM joex_private.start_many($1::uuid[], $2::uuid[], $3::float8[])")
@@ -90,11 +91,20 @@ class Progress:
 
 
 async def take(
-    connection: Connection, executor: int, queues: Sequence[str], free: int, scheme: CountingScheme
+    connection: Connection,
+    executor: int,
+    queues: Sequence[str],
+    free: int,
+    scheme: CountingScheme,
+    *,
+    give_back_nr: int = 0,
 ) -> list[TakenJob]:
-    """Take up to ``free`` jobs for an executor. They are scheduled when this returns, and durable."""
+    """Take up to ``free`` jobs for an executor. They are scheduled when this returns, and durable.
+
+    ``give_back_nr``: of its latest give-back of unknown jobs; 0: there was none.
+    """
     with translated():
-        rows = await connection.fetch(_TAKE, executor, queues, free, scheme.high, scheme.low)
+        rows = await connection.fetch(_TAKE, executor, queues, free, scheme.high, scheme.low, give_back_nr)
     return [TakenJob(id_of(row[0]), id_of(row[1]), *row[2:]) for row in rows]
 
 

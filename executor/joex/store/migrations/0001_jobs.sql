@@ -90,6 +90,7 @@ CREATE TABLE joex_private.executor (
     started_at     timestamptz NOT NULL DEFAULT now(),
     draining       boolean NOT NULL DEFAULT false,
     spare          boolean NOT NULL DEFAULT false,  -- its pool could do without it: it takes nothing that another one can take
+    give_back_nr   integer NOT NULL DEFAULT 0,  -- its newest give-back of unknown jobs (see give_back_unknown)
     left_at        timestamptz,             -- set: the registration has ended
     ending         text CHECK (ending IN ('left', 'dead', 'replaced')),
     orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and still holds jobs (whose rows others had locked)

@@ -589,17 +589,17 @@ END $$;
 CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT floor((random() - 0.5) * 72057594037927936)::bigint $$;
 
--- Give the jobs in these rows, which this transaction has locked, to the executor, in this order. Where it has begun to drain, or its
--- lease has ended, this gives it none. Rescuers and drains write the executor's row. So they wait for this transaction and see all that
--- it takes, or this waits for them, and then takes nothing. (To lock a row is to write, so a take does it only when it writes anyway. It
--- shares the lock, so that a take whose link broke stops no later one of the executor. It has to wait: a transaction may lock the row and
--- leave the executor in peace, and a wake-up is spent on one take. No deadlock comes of that, because the others lock jobs that an
--- executor holds, and these are held by none.)
+-- Give the jobs in these rows, which this transaction has locked, to the executor, in this order. Where it has begun to drain, or its lease
+-- has ended, or it has given this take up (see give_back_unknown), this gives it none. Rescuers, drains and give-backs write the executor's
+-- row. So they wait for this transaction and see all that it takes, or this waits for them, and then takes nothing. (To lock a row is to
+-- write, so a take does it only when it writes anyway. It shares the lock, so that a take whose link broke stops no later one of the
+-- executor. It has to wait: a transaction may lock the row and leave the executor in peace, and a wake-up is spent on one take. No deadlock
+-- comes of that, because the others lock jobs that an executor holds, and these are held by none.)
 -- Arguments come along where they are small, and those of one call have a megabyte together, or else no more than their share of it:
 -- others are null, and the run asks for them itself (see joex_private.arguments). Otherwise the arguments of one tenant would block all
 -- other tenants on a slow link.
-CREATE OR REPLACE FUNCTION joex_private.hand_out(p_tids tid[], p_executor integer, p_app_id text) RETURNS SETOF joex_private.taken
-LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.hand_out(p_tids tid[], p_executor integer, p_app_id text, p_give_back_nr integer)
+RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     -- Of this and the number of the job a hash makes the lock id: who has one can compute no other. (Chance has its price: without
     -- OpenSSL the server opens the kernel's device for each number.)
@@ -607,7 +607,8 @@ DECLARE
 BEGIN
     IF p_executor <> 0 THEN
         PERFORM FROM joex_private.executor e
-        WHERE e.id = p_executor AND e.left_at IS NULL AND NOT e.draining AND p_tids <> '{}' FOR SHARE;
+        WHERE e.id = p_executor AND e.left_at IS NULL AND NOT e.draining AND e.give_back_nr <= p_give_back_nr AND p_tids <> '{}'
+        FOR SHARE;
         IF NOT FOUND THEN
             RETURN;
         END IF;
@@ -644,7 +645,7 @@ END $$;
 -- the next, whose holder may wait for this one: executors try their queues in turn.)
 CREATE OR REPLACE FUNCTION joex_private.take_in_turn(
     p_executor integer, p_app_id text, p_queue text, p_cursor regclass, p_drawn regclass, p_free integer, p_high integer, p_low integer,
-    p_most bytea, p_is_last boolean
+    p_most bytea, p_give_back_nr integer, p_is_last boolean
 ) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_simple boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
@@ -718,7 +719,7 @@ BEGIN
             PERFORM pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue));
             v_holds_ring := false;
         END IF;
-        RETURN QUERY SELECT * FROM joex_private.hand_out(v_tids, p_executor, p_app_id);
+        RETURN QUERY SELECT * FROM joex_private.hand_out(v_tids, p_executor, p_app_id, p_give_back_nr);
         GET DIAGNOSTICS v_got = ROW_COUNT;
         IF v_ends AND v_got = cardinality(v_tids) THEN      -- (an executor that drains gets none)
             PERFORM joex_private.publish_plan(p_queue, p_drawn, '{}', '{}', '{}', v_next_ahead, v_begun);
@@ -746,12 +747,13 @@ LANGUAGE sql VOLATILE SET enable_sort = off SET search_path = pg_catalog, pg_tem
             WHERE p_queue = ANY (a.queues) ORDER BY a.nr DESC LIMIT 1) IS NOT NULL $$;
 
 -- The next jobs for an executor with p_free free slots that serves p_queues (tried in this order), by the counting scheme
--- p_high, p_low. Empty: there is nothing for it now, or it is draining, or its pool could do without it and another one can take. Raises
--- JX001 where the executor's lease has ended. (Its settings hold in the functions that it calls: those that only takes call repeat none.)
+-- p_high, p_low. Empty: there is nothing for it now, or it is draining, or it has given this take up (p_give_back_nr: see
+-- give_back_unknown), or its pool could do without it and another one can take. Raises JX001 where the executor's lease has ended. (Its
+-- settings hold in the functions that it calls: those that only takes call repeat none.)
 -- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex_private.accept).
 CREATE OR REPLACE FUNCTION joex_private.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
-    p_most bytea DEFAULT joex_private.highest_rank(), p_worker text DEFAULT NULL
+    p_most bytea DEFAULT joex_private.highest_rank(), p_worker text DEFAULT NULL, p_give_back_nr integer DEFAULT 0
 ) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_executor record;
@@ -766,21 +768,21 @@ DECLARE
     v_name text;
 BEGIN
     IF p_executor = 0 THEN
-        SELECT p_worker AS app_id, false AS draining, false AS spare, NULL::timestamptz AS left_at, false AS is_asleep
+        SELECT p_worker AS app_id, false AS takes_nothing, false AS spare, NULL::timestamptz AS left_at, false AS is_asleep
         INTO v_executor;
     ELSE
         IF NOT joex_private.sees_the_latest() THEN
             PERFORM joex_private.must_see_the_latest('joex_private.take');
         END IF;
         -- (This decides nothing: see hand_out.)
-        SELECT e.app_id, e.draining, e.spare, e.left_at,
+        SELECT e.app_id, e.draining OR e.give_back_nr > p_give_back_nr AS takes_nothing, e.spare, e.left_at,
                EXISTS (SELECT FROM joex_private.asleep a WHERE a.executor_id = p_executor) AS is_asleep
         INTO v_executor FROM joex_private.executor e WHERE e.id = p_executor;
     END IF;
     IF v_executor.app_id IS NULL OR v_executor.left_at IS NOT NULL THEN
         RAISE EXCEPTION 'the lease of executor % has ended', p_executor USING ERRCODE = 'JX001';
     END IF;
-    IF v_executor.draining THEN
+    IF v_executor.takes_nothing THEN
         RETURN;
     END IF;
     FOR v_queue IN SELECT n.name, n.ord = cardinality(p_queues) AS is_last, q.cursor, q.drawn, q.paused_at, (SELECT j.due_at FROM joex_private.job j
@@ -816,13 +818,13 @@ BEGIN
         v_drawn := CASE WHEN p_most >= joex_private.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
         v_tids := joex_private.draw(v_queue.name, v_drawn, v_want);
         IF v_tids <> '{}' THEN
-            RETURN QUERY SELECT * FROM joex_private.hand_out(v_tids, p_executor, v_executor.app_id);
+            RETURN QUERY SELECT * FROM joex_private.hand_out(v_tids, p_executor, v_executor.app_id, p_give_back_nr);
             v_want := v_want - cardinality(v_tids);
         END IF;
         IF v_want > 0 THEN
             RETURN QUERY SELECT * FROM joex_private.take_in_turn(
                 p_executor, v_executor.app_id, v_queue.name, v_queue.cursor, v_drawn, v_want, p_high, p_low, p_most,
-                v_queue.is_last);
+                p_give_back_nr, v_queue.is_last);
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_want := v_want - v_got;
         END IF;

@@ -79,13 +79,23 @@ END $$;
 -- Give back the jobs that an executor holds but does not know of, because the answer to a take was lost with its connection. p_known are
 -- the lock ids of the runs that it knows of. Waits for a take of this executor that may still be under way. Returns how many jobs it has
 -- found. Those whose rows another transaction has locked are left: a tenant that has cancelled its job may leave its transaction open.
-CREATE OR REPLACE FUNCTION joex_private.give_back_unknown(p_id integer, p_known uuid[]) RETURNS bigint
+--
+-- An executor gives up a statement that gets no answer, and the network, or a server process that hung, may carry it out at any later time.
+-- So the executor numbers its give-backs, each attempt by one more (p_nr), and each take has the number of the latest one (p_give_back_nr):
+-- after a take without an answer it takes nothing until a give-back has been answered. A give-back with a number that is not above that in
+-- the executor's row does nothing: the executor may have taken jobs since that its p_known does not have. (One that is above it comes
+-- before any later take: no later one has been answered.) And a take with a number below that in the row gets nothing (see hand_out): no
+-- give-back would find its jobs.
+CREATE OR REPLACE FUNCTION joex_private.give_back_unknown(p_id integer, p_nr integer, p_known uuid[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_found uuid[];
 BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.give_back_unknown');
-    PERFORM FROM joex_private.executor e WHERE e.id = p_id FOR NO KEY UPDATE;
+    UPDATE joex_private.executor e SET give_back_nr = p_nr WHERE e.id = p_id AND e.give_back_nr < p_nr AND e.left_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
     v_found := ARRAY(SELECT j.id FROM joex_private.job j WHERE j.id = ANY (ARRAY(SELECT joex_private.held_by(p_id)))
                                                          AND j.executor_id IS NOT DISTINCT FROM p_id AND j.lock_id <> ALL (p_known));
     PERFORM joex_private.put_back(array_agg(k.id), 0, NULL, NULL) FROM (
