@@ -209,7 +209,8 @@ class Taker:
         """There was less work than free slots; returns for how long to sleep."""
         if self._listens and not self._is_declared:
             self._is_declared = True  # (first: it may be off the list again before the answer is here)
-            self._recheck = await announce(connection, executors.fall_asleep(connection, self._executor))
+            asleep = executors.fall_asleep(connection, self._executor, give_back_nr=self._give_back_nr)
+            self._recheck = await announce(connection, asleep)
             return 0  # and take once more
         return await self._until_due(connection)
 

@@ -45,7 +45,7 @@ _CLAIM = statement("SELECT joex_private.claim($1::text::regclass, $2::float8, $3
 _RESCUE = statement("SELECT executor, app_id, jobs FROM joex_private.rescue($1::float8[], $2::bigint[])")
 _END = statement("SELECT joex_private.end_executor($1::integer, $2::text)")
 _GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::integer, $3::uuid[])")
-_FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer)")
+_FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer, $2::integer)")
 _STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[])")
 _SLEEP_STATE = statement("""
     SELECT next_due, oldest_xid,
@@ -297,10 +297,10 @@ async def give_back_unknown(connection: Connection, executor: int, nr: int, know
         return int(await connection.fetchval(_GIVE_BACK_UNKNOWN, executor, nr, known))
 
 
-async def fall_asleep(connection: Connection, executor: int) -> None:
-    """Announce that this executor sleeps, so that submissions wake it."""
+async def fall_asleep(connection: Connection, executor: int, *, give_back_nr: int = 0) -> None:
+    """Announce that this executor sleeps, so that submissions wake it (``give_back_nr``: as of a take)."""
     with translated():
-        await connection.execute(_FALL_ASLEEP, executor)
+        await connection.execute(_FALL_ASLEEP, executor, give_back_nr)
 
 
 async def stand_aside(connection: Connection, executor: int, queues: Sequence[str]) -> None:

@@ -353,7 +353,10 @@ END $$;
 -- commit, and so after the mark was set (see taker.py). A submission that comes meanwhile sees no sleeper, and may send no notification;
 -- to those that fall asleep anew, it is a transaction that was open then. If the mover dies in between, executors find work with a
 -- heartbeat, and fall asleep anew after that, as if a notification had been lost.
-CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- p_give_back_nr: as of a take (see give_back_unknown). An executor that has given this up may have filled its slots since, and would get the
+-- wake-ups of others.
+CREATE OR REPLACE FUNCTION joex_private.fall_asleep(p_id integer, p_give_back_nr integer DEFAULT 0) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_queues text[];
     v_nr bigint;
@@ -362,7 +365,8 @@ BEGIN
     PERFORM joex_private.must_see_the_latest('joex_private.fall_asleep');
     -- (Who ends this executor waits for the lock, and then finds the row; or this waits, and finds that it has ended. It comes first: those
     -- who end it lock in this order too, and a mover that waits would leave others off the list meanwhile.)
-    SELECT e.queues INTO v_queues FROM joex_private.executor e WHERE e.id = p_id AND e.left_at IS NULL FOR SHARE;
+    SELECT e.queues INTO v_queues FROM joex_private.executor e
+    WHERE e.id = p_id AND e.left_at IS NULL AND e.give_back_nr <= p_give_back_nr FOR SHARE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
