@@ -1378,9 +1378,7 @@ async def test_a_caller_that_is_far_ahead_of_its_answer_gets_it_and_the_end(nowh
     async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection(*address.split(":"))
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 2 * slow_callers.MOST_AHEAD)
-        answer = await reader.read()
-        assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200"]
-        assert b"\r\nconnection: close\r\n" in answer.lower()
+        assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == [b"200"]
         writer.close()
 
 
