@@ -20,7 +20,7 @@ import joex
 from joex.core.tuples import pack
 from joex.http.caller import Caller
 from joex.notifications import job_watch
-from joex.store import listing, pools, roles, runs, timeouts
+from joex.store import listing, pools, roles, runs, subscriptions, timeouts
 from joex.store.migrate import definitions, migrate
 from joex.store.roles import RoleScopes
 from joex.store.statement import STATEMENTS
@@ -774,6 +774,21 @@ async def test_a_worker_that_waits_by_the_name_of_an_operator_does_not_hold_up_t
     async with worker.transaction():
         await worker.execute("SELECT joex_private.watch_for_workers('shop.1/docs', 'mine', '1 minute')")
         await pools.watch(connection, "shop.1/docs", ["mine"], 60.0)
+
+
+async def test_an_open_transaction_of_a_tenant_has_forgotten_nothing_of_others_that_ended(roles_of, connection):
+    """They come back by the same names: an operator by that of a pool, a client by its own."""
+    worker, client = await roles_of("work", queues=["mine"]), await roles_of("submit", groups=["mine"])
+    await pools.watch(connection, "shop.1/docs", ["mine"], 60.0)
+    await connection.execute("SELECT joex.subscribe('theirs', '1 minute')")
+    for table in ("watch", "subscriber"):
+        await connection.execute(f"UPDATE joex_private.{table} SET until = until - interval '2 hours'")  # noqa: S608
+    await connection.execute("SET lock_timeout = '5s'")
+    async with worker.transaction(), client.transaction():
+        await worker.execute("SELECT joex_private.watch_for_workers('w', 'mine', '1 minute')")
+        await client.execute("SELECT joex.subscribe('mine', '1 minute')")
+        await pools.watch(connection, "shop.1/docs", ["mine"], 60.0)
+        await connection.execute("SELECT joex.subscribe('theirs', '1 minute')")
 
 
 async def test_a_bound_role_does_all_that_its_scopes_allow_in_its_groups(roles_of, connection):
@@ -1743,7 +1758,7 @@ async def test_joex_works_where_advisory_locks_are_taken_from_all_other_roles(po
 
 
 @pytest.mark.parametrize("left", ["open", "long"])
-async def test_waits_that_a_bound_role_has_left_keep_no_client_from_its_subscription(roles_of, connection, left):
+async def test_waits_that_a_bound_role_has_left_keep_no_maintenance_from_its_end(roles_of, connection, left):
     bound = await roles_of("submit", groups=["mine"])
     waits = "SELECT count(*) FROM joex_private.subscription"
     ids = await bound.fetchval(
@@ -1757,9 +1772,8 @@ async def test_waits_that_a_bound_role_has_left_keep_no_client_from_its_subscrip
     async with bound.transaction():
         if left == "open":
             await bound.execute("SELECT joex.wait_no_more('mine', $1)", ids)
-        await connection.execute("SELECT joex.subscribe('theirs', '1 minute')")
+        await connection.execute("SELECT joex_private.forget_subscriptions()")
         assert await connection.fetchval(waits) == (2500 if left == "open" else 1500)
-    for _ in range(3):
-        await connection.execute("SELECT joex.subscribe('theirs', '1 minute')")
+    await subscriptions.forget(connection)
     assert await connection.fetchval(waits) == 0
-    assert await connection.fetchval("SELECT array_agg(name) FROM joex_private.subscriber") == ["theirs"]
+    assert not await connection.fetchval("SELECT count(*) FROM joex_private.subscriber")

@@ -8,7 +8,7 @@ import pytest
 
 import joex
 from joex.core.priority_turns import CountingScheme
-from joex.store import jobs, runs
+from joex.store import jobs, runs, subscriptions
 from joex.store.subscriptions import ExecutorEvent, JobEvent
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import PATIENCE, eventually
@@ -328,6 +328,7 @@ async def test_those_who_have_not_renewed_for_an_hour_are_forgotten_with_what_th
     await program.connection.execute("SELECT joex.wait_for('dead', $1)", [job_id])
     await bench.connection.execute(_EXPIRE)
     await program.subscribe()
+    await subscriptions.forget(bench.connection)
     names = await program.connection.fetch("SELECT name FROM joex_private.subscriber")
     assert [row["name"] for row in names] == ["a program"]
     assert await program.connection.fetchval("SELECT count(*) FROM joex_private.subscription") == 0
@@ -336,7 +337,7 @@ async def test_those_who_have_not_renewed_for_an_hour_are_forgotten_with_what_th
 _EXPIRE = "UPDATE joex_private.subscriber SET until = until - interval '2 hours'"
 
 
-async def test_a_transaction_that_has_locked_an_expired_subscription_stops_no_subscriber(
+async def test_a_transaction_that_has_locked_an_expired_subscription_stops_no_maintenance(
     program, bench, another_connection
 ):
     await program.connection.execute("SELECT joex.subscribe('dead', '1 second')")
@@ -344,12 +345,12 @@ async def test_a_transaction_that_has_locked_an_expired_subscription_stops_no_su
     other = await another_connection()
     async with other.transaction():
         await other.execute("SELECT joex.subscribe('dead', '1 second')")
-        await program.connection.execute("SET lock_timeout = '1s'")
-        assert not await program.subscribe()
-    assert await program.connection.fetchval("SELECT count(*) FROM joex_private.subscriber") == 2
+        await bench.connection.execute("SET lock_timeout = '1s'")
+        await subscriptions.forget(bench.connection)
+    assert await program.connection.fetchval("SELECT count(*) FROM joex_private.subscriber") == 1
 
 
-async def test_a_subscriber_looks_at_few_expired_subscriptions_whose_waits_a_transaction_keeps(
+async def test_the_maintenance_looks_at_few_expired_subscriptions_whose_waits_a_transaction_keeps(
     program, bench, another_connection
 ):
     await bench.connection.execute("""
@@ -361,8 +362,7 @@ async def test_a_subscriber_looks_at_few_expired_subscriptions_whose_waits_a_tra
     other = await another_connection()
     async with other.transaction(), program.connection.transaction():
         await other.execute("SELECT FROM joex_private.subscription FOR UPDATE")
-        await program.connection.execute("SET LOCAL enable_seqscan = off")
-        await program.subscribe()
+        await subscriptions.forget(program.connection)
         looks = "SELECT pg_stat_get_xact_numscans('joex_private.subscription_of_subscriber'::regclass)"
         assert 1000 <= await program.connection.fetchval(looks) <= 1200
 

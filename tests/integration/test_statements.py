@@ -273,6 +273,7 @@ CALLS = {
     "watch": "joex_private.watch('a/b', ARRAY['default'], '1 minute')",
     "watch_for_workers": "joex_private.watch_for_workers('me', 'default', '1 minute')",
     "forget_watches": "joex_private.forget_watches('me')",
+    "forget_subscriptions": "joex_private.forget_subscriptions()",
     "places_before": "joex_private.places_before('default', 1, 0)",
     "wake": "joex_private.wake('default', 1)",
 }

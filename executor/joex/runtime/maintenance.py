@@ -19,7 +19,7 @@ from joex.core.duration import parse_duration
 from joex.core.events import Emit
 from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
 from joex.errors import ConfigError, JoexError
-from joex.store import audit, executors, job_logs, jobs, periodic, pools, runs
+from joex.store import audit, executors, job_logs, jobs, periodic, pools, runs, subscriptions
 from joex.store.database import connect
 from joex.store.jobs import json_text, read_json
 from joex.store.periodic import PeriodicTask, TaskKey
@@ -100,6 +100,7 @@ async def clean(connection: Connection) -> None:
     await executors.forget_ended(connection, max(keep, keep_failed))
     await _forget_acts(connection)
     await pools.forget_steps(connection)
+    await subscriptions.forget(connection)
     await runs.forget_turns(connection)
     await _forget_lines(connection)
 

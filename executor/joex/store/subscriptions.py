@@ -20,6 +20,7 @@ JOBS = "joex_jobs"
 
 _SUBSCRIBE = statement("SELECT joex.subscribe($1::text, $2::interval, $3::boolean)")
 _UNSUBSCRIBE = statement("SELECT joex.unsubscribe($1::text)")
+_FORGET = statement("SELECT joex_private.forget_subscriptions() + joex_private.forget_watches('')")
 _EVENTS_CHANNEL = statement("SELECT joex.events_channel()")
 _WAIT_FOR = statement("SELECT joex.wait_for($1::text, $2::uuid[])")
 _WAIT_NO_MORE = statement("SELECT joex.wait_no_more($1::text, $2::uuid[])")
@@ -91,6 +92,13 @@ async def unsubscribe(connection: Connection, name: str) -> None:
     """End a subscription."""
     with translated():
         await connection.execute(_UNSUBSCRIBE, name)
+
+
+async def forget(connection: Connection) -> None:
+    """Delete the subscriptions, and the watches of queues, that ended more than an hour ago."""
+    with translated():
+        while await connection.fetchval(_FORGET):
+            pass
 
 
 async def wait_for(connection: Connection, name: str, ids: Collection[UUID]) -> None:

@@ -62,18 +62,23 @@ BEGIN
     FROM joex_private.sleep_state(ARRAY[p_queue]) l;
 END $$;
 
--- Delete watches, at most a hundred, that ended an hour ago, except those of this name. (SKIP LOCKED: a transaction that stays open after it
--- has renewed or deleted such a row would make all workers and operators wait. Of the oldest alone: where it keeps very many rows locked,
+-- Delete watches, at most a hundred, that ended an hour ago, except those of this name; returns how many. For operators and the maintenance
+-- of executors, which commit at once: one that comes back by the name of a deleted watch waits for the end of that transaction, so no
+-- function of a tenant deletes the watches of others. (SKIP LOCKED: a transaction that stays open after it
+-- has renewed such a row would make all operators wait. Of the oldest alone: where it keeps very many rows locked,
 -- each call would walk over all of them.)
-CREATE OR REPLACE FUNCTION joex_private.forget_watches(p_except text) RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+CREATE OR REPLACE FUNCTION joex_private.forget_watches(p_except text) RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
+    v_watches bigint;
 BEGIN
     DELETE FROM joex_private.watch d WHERE d.ctid = ANY (ARRAY(
         SELECT w.ctid FROM joex_private.watch w
         WHERE w.ctid = ANY (ARRAY(SELECT o.ctid FROM joex_private.watch o WHERE o.until < v_ended ORDER BY o.until LIMIT 1000))
               AND w.until < v_ended AND w.name <> p_except
         LIMIT 100 FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_watches = ROW_COUNT;
+    RETURN v_watches;
 END $$;
 
 -- Subscribe a worker, for p_for, an hour at most, to notifications of new jobs of this queue on the channel joex_wake (zero: end the
@@ -85,7 +90,7 @@ DECLARE
     v_by xid;
 BEGIN
     p_for := joex_private.in_seconds(p_for);
-    PERFORM joex_private.forget_watches(joex_private.exact(p_name));
+    PERFORM joex_private.exact(p_name);
     IF p_for <= interval '0' THEN
         DELETE FROM joex_private.watch w
         WHERE w.name = p_name AND w.for_workers AND joex_private.may('{work}', w.queue, NULL);

@@ -12,8 +12,6 @@ CREATE OR REPLACE FUNCTION joex.subscribe(
 #variable_conflict use_variable
 DECLARE
     v_until timestamptz;
-    v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
-    v_oldest tid[];
     v_shallow boolean;
 BEGIN
     PERFORM joex_private.check_name('name', name);
@@ -31,24 +29,39 @@ BEGIN
     END IF;
     events := coalesce(events, true) AND joex_private.may('{view}', NULL, NULL);
     SELECT s.until INTO v_until FROM joex_private.subscriber s WHERE s.name = joex_private.exact(name) FOR UPDATE;
-    -- First the waits, a batch at a time. (SKIP LOCKED: a transaction that stays open after it has renewed or deleted such a row would make all
-    -- subscribers wait. To delete a subscriber deletes its waits too, however many there are, and does wait. OFFSET 0: one probe for each.
+    INSERT INTO joex_private.subscriber AS s (name, events, until) VALUES (name, events, clock_timestamp() + lasts)
+    ON CONFLICT ON CONSTRAINT subscriber_pkey DO UPDATE SET until = excluded.until, events = excluded.events
+    RETURNING joex_private.must_be_shallow(s.xmin) INTO v_shallow;
+    RETURN coalesce(v_until - lasts / 10 > clock_timestamp(), false);   -- (the renewal commits a little later)
+END $$;
+
+-- Delete subscriptions that ended an hour ago, with their waits, a batch; returns how many rows. For the maintenance of executors, which
+-- commits at once: a client that comes back by its name waits for the end of a transaction that has deleted it, so joex.subscribe, by which
+-- a tenant could keep one open, deletes none. (Where no executor lives they stay, as finished jobs do: nothing reads them.)
+CREATE OR REPLACE FUNCTION joex_private.forget_subscriptions() RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
+    v_oldest tid[];
+    v_waits bigint;
+    v_subscribers bigint;
+BEGIN
+    -- First the waits. (SKIP LOCKED: a transaction that stays open after it has renewed or ended such a subscription would keep this from its
+    -- end. To delete a subscriber deletes its waits too, however many there are, and does wait. OFFSET 0: one probe for each.
     -- Of the oldest alone: where a transaction keeps the rows of very many locked, each call would walk over all of them.)
-    v_oldest := ARRAY(SELECT s.ctid FROM joex_private.subscriber s WHERE s.until < v_ended AND s.name <> name ORDER BY s.until LIMIT 1000);
+    v_oldest := ARRAY(SELECT s.ctid FROM joex_private.subscriber s WHERE s.until < v_ended ORDER BY s.until LIMIT 1000);
     DELETE FROM joex_private.subscription d WHERE d.ctid = ANY (ARRAY(
         SELECT w.ctid FROM (SELECT o.name FROM joex_private.subscriber o WHERE o.ctid = ANY (v_oldest) AND o.until < v_ended
                             LIMIT 100 FOR UPDATE SKIP LOCKED) s
         CROSS JOIN LATERAL (SELECT x.ctid FROM joex_private.subscription x WHERE x.subscriber = s.name
                             LIMIT 1000 FOR UPDATE SKIP LOCKED) w
         LIMIT 1000));
+    GET DIAGNOSTICS v_waits = ROW_COUNT;
     DELETE FROM joex_private.subscriber d WHERE d.ctid = ANY (ARRAY(
         SELECT s.ctid FROM joex_private.subscriber s WHERE s.ctid = ANY (v_oldest) AND s.until < v_ended
                AND NOT EXISTS (SELECT FROM joex_private.subscription x WHERE x.subscriber = s.name OFFSET 0)
         LIMIT 100 FOR UPDATE SKIP LOCKED));
-    INSERT INTO joex_private.subscriber AS s (name, events, until) VALUES (name, events, clock_timestamp() + lasts)
-    ON CONFLICT ON CONSTRAINT subscriber_pkey DO UPDATE SET until = excluded.until, events = excluded.events
-    RETURNING joex_private.must_be_shallow(s.xmin) INTO v_shallow;
-    RETURN coalesce(v_until - lasts / 10 > clock_timestamp(), false);   -- (the renewal commits a little later)
+    GET DIAGNOSTICS v_subscribers = ROW_COUNT;
+    RETURN v_waits + v_subscribers;
 END $$;
 
 -- The channel of the events, for LISTEN. Its name differs from database to database and is secret, because every role that can connect may
