@@ -18,7 +18,7 @@ from joex.core.timers import Timer
 from joex.errors import InvalidJob, NotYours
 from joex.periodic_scheduler import PeriodicScheduler
 from joex.runtime.maintenance import RETENTION, register_periodic_tasks
-from joex.store import periodic, periodic_due
+from joex.store import audit, periodic, periodic_due
 from joex.store.periodic import TaskKey
 from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import EventLog, eventually
@@ -1013,6 +1013,8 @@ async def test_an_app_that_has_fewer_tasks_than_before_removes_the_others_and_th
     assert [(one.id, one.timer) for one in await periodic.list_tasks(tasks.connection) if one.id != RETENTION] == [
         ("bank/a", YEARLY), ("bank/b", YEARLY), ("shop/b", MONTHLY),
     ]  # fmt: skip
+    acts = await audit.list_acts(tasks.connection, None, 10)
+    assert [act.subject for act in acts if act.act == "remove_periodic_task"] == ["shop/a"]
 
 
 async def test_executors_that_start_at_the_same_time_do_not_stand_in_each_others_way(tasks, another_connection):

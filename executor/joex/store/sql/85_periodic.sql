@@ -211,12 +211,18 @@ END $$;
 -- owner would read the tasks of all, where nearly all have one owner.)
 CREATE OR REPLACE FUNCTION joex_private.keep_periodic_tasks(p_owner text, p_ids text[], p_queues text[], p_grps text[]) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_gone record;
 BEGIN
-    RETURN QUERY
-    DELETE FROM joex_private.periodic_task d WHERE (d.id, d.queue, d.grp) IN (
-        SELECT t.id, t.queue, t.grp FROM joex_private.periodic_task t
-        WHERE t.owner = p_owner AND (t.id, t.queue, t.grp) NOT IN (SELECT * FROM unnest(p_ids, p_queues, p_grps))
-        FOR UPDATE SKIP LOCKED) RETURNING d.id;
+    FOR v_gone IN
+        DELETE FROM joex_private.periodic_task d WHERE (d.id, d.queue, d.grp) IN (
+            SELECT t.id, t.queue, t.grp FROM joex_private.periodic_task t
+            WHERE t.owner = p_owner AND (t.id, t.queue, t.grp) NOT IN (SELECT * FROM unnest(p_ids, p_queues, p_grps))
+            FOR UPDATE SKIP LOCKED) RETURNING d.id, d.queue, d.grp
+    LOOP
+        PERFORM joex_private.note_act('remove_periodic_task', v_gone.id, v_gone.queue, v_gone.grp);
+        RETURN NEXT v_gone.id;
+    END LOOP;
 END $$;
 
 -- The tracker of the jobs of a periodic task. Trackers are unique in a group, so it holds the queue too; quoted: the queue a of the id b c
