@@ -11,7 +11,7 @@ from joex.core.priority_turns import CountingScheme
 from joex.errors import DatabaseUnavailable, LeaseLost
 from joex.runtime import taker
 from joex.store import executors, runs
-from tests.support.waiting import EventLog, eventually
+from tests.support.waiting import EventLog
 
 
 @asynccontextmanager
@@ -21,15 +21,6 @@ async def borrowed(_pool: Any) -> Any:
 
 async def at_once(_wakeup: asyncio.Event, _seconds: float) -> None:
     await asyncio.sleep(0)
-
-
-def of_one_slot() -> taker.Taker:
-    runner: Any = SimpleNamespace(free=1, runs={})
-    pool: Any = None
-    return taker.Taker(
-        pool, runner, executor=1, queues=["default"], scheme=CountingScheme(4, 1), wakeup_period=60.0,
-        poll_interval=None, is_trusted=lambda: True, emit=EventLog(),
-    )  # fmt: skip
 
 
 async def test_after_a_take_without_an_answer_it_takes_nothing_until_a_give_back_was_answered(
@@ -56,32 +47,11 @@ async def test_after_a_take_without_an_answer_it_takes_nothing_until_a_give_back
     monkeypatch.setattr(taker, "wait_for", at_once)
     monkeypatch.setattr(runs, "take", take)
     monkeypatch.setattr(executors, "give_back_unknown", give_back_unknown)
+    runner: Any = SimpleNamespace(free=1, runs={})
+    pool: Any = None
     with pytest.raises(LeaseLost):
-        await of_one_slot().run()
+        await taker.Taker(
+            pool, runner, executor=1, queues=["default"], scheme=CountingScheme(4, 1), wakeup_period=60.0,
+            poll_interval=None, is_trusted=lambda: True, emit=EventLog(),
+        ).run()  # fmt: skip
     assert said == [("take", 0), ("give back", 1), ("give back", 2), ("take", 2)]
-
-
-async def test_however_often_it_is_in_doubt_it_looks_for_unknown_jobs_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another transaction may keep the row of such a job locked, so that each look finds it."""
-
-    async def give_back_unknown(*_: Any) -> int:
-        return 1
-
-    monkeypatch.setattr(executors, "give_back_unknown", give_back_unknown)
-    monkeypatch.setattr(taker, "_DOUBT_AFTER", (0.0, 3600.0, 7200.0))
-    monkeypatch.setattr(taker, "_LOOK_AGAIN_IN", 1800.0)
-    one, loop = of_one_slot(), asyncio.get_running_loop()
-    looks: list[asyncio.TimerHandle] = []
-    call_later = loop.call_later
-
-    def noted(*given: Any) -> asyncio.TimerHandle:
-        looks.append(call_later(*given))
-        return looks[-1]
-
-    monkeypatch.setattr(loop, "call_later", noted)
-    for _ in range(9):
-        one.doubt()
-        await eventually(lambda: one._is_in_doubt)
-        await one._give_back_unknown(None)
-    to_come = sorted(look.when() - loop.time() for look in looks if not look.cancelled() and look.when() > loop.time())
-    assert to_come == [pytest.approx(seconds, abs=900.0) for seconds in (1800.0, 3600.0, 7200.0)]

@@ -64,7 +64,6 @@ class Taker:
         # The database may believe that we run jobs of which we know nothing: the answer to a take was lost, or a
         # standby was promoted that lacks the ends of our runs. Take nothing until a give-back of these was answered.
         self._is_in_doubt = False
-        self._looks: list[asyncio.TimerHandle] = []
         # The number of the latest attempt to give back. What was sent before it, and is carried out after it, has a
         # lower one, and does nothing: see give_back_unknown in sql/.
         self._give_back_nr = 0
@@ -90,16 +89,11 @@ class Taker:
         A server that lacks the ends of runs may answer already, while those to the last one are on their way still (a
         task may block the loop), and more are sent to it by connections that are not broken yet. So look again later.
         """
-        for look in self._looks:  # (however often there is a doubt)
-            look.cancel()
-        self._looks = [asyncio.get_running_loop().call_later(seconds, self._look) for seconds in _DOUBT_AFTER]
+        for seconds in _DOUBT_AFTER:
+            self._look_in(seconds)
 
     def _look_in(self, seconds: float) -> None:
-        """Look again then, unless a look before that is to come."""
-        loop = asyncio.get_running_loop()
-        self._looks = [look for look in self._looks if look.when() > loop.time()]
-        if all(look.when() > loop.time() + seconds for look in self._looks):
-            self._looks.append(loop.call_later(seconds, self._look))
+        asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
         self._is_in_doubt = True
