@@ -192,9 +192,9 @@ async def test_kopf_goes_on_trying_a_watch_and_lists_anew_after_an_error_of_a_cl
 async def test_the_operator_starts_over_when_kopf_has_ended(client: ApiClient) -> None:
     """Its thread hung, and the operator went on without watches, until kopf killed the process ten minutes later."""
     api = KubernetesApi(client, OperatorMetrics())
-    fleet: Any = Mock()  # kopf ends at once: the API server names no versions
+    fleet: Any = Mock()  # kopf ends at once, by one task or another: the API server names no versions
     watches = KopfWatches(api, fleet, Mock(), (), claims=Mock(), identity="operator", binding="joex:operator")
-    with pytest.raises(ApiError, match="the watches on the API server have ended: KeyError"):
+    with pytest.raises(ApiError, match=r"the watches on the API server have ended: (KeyError|AssertionError)"):
         async with asyncio.timeout(PATIENCE):
             await watches.run()
 
