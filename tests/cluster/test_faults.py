@@ -3,7 +3,7 @@
 If the lease is long, only the mechanism of the test can move a job within seconds.
 """
 
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -67,9 +67,21 @@ async def cordon(system: System, node: LocalNode) -> None:
     The taint that keeps pods from a silent node may come a quarter of a second after its pods are marked as not ready:
     the node controller writes another one meanwhile, and tries again. The operator replaces an executor within half of
     that time, and the scheduler may place the new pod on the silent node, where one that tolerates its silence waits
-    until the node is back.
+    until the node is back. The scheduler watches nodes and pods each by itself: it has heard of the change when it has
+    refused a pod.
     """
     await system.api.patch("nodes", node.name, {"spec": {"unschedulable": True}})
+    placed = "True"
+    while placed == "True":
+        name = f"probe-{uuid4().hex[:8]}"
+        containers = [{"name": "probe", "image": "joex:test"}]
+        spec = {"nodeSelector": node.pod_selector, "containers": containers, "terminationGracePeriodSeconds": 0}
+        await system.api.create(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, system.namespace
+        )
+        judged = await system.api.until("pods", name, lambda found: condition(found, "PodScheduled"), system.namespace)
+        placed = condition(judged, "PodScheduled")
+        await system.api.delete("pods", name, system.namespace, grace=0)
 
 
 async def test_a_container_that_is_killed_takes_its_own_job_up_again_at_once(

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 ENDS = """
 import atexit, concurrent.futures, threading, time
 atexit.register(print, "at exit", end="")
-threading.Thread(target=lambda: (time.sleep(0.01), print("thread"))).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
 concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 0)
 print("end")
 """
