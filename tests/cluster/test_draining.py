@@ -42,8 +42,11 @@ async def test_a_busy_executor_that_is_not_needed_leaves_new_jobs_to_another_one
         flags: dict[str, list[str]] = {"pool-0": [], "pool-1": []}
         for flag, job in jobs.items():
             flags[await system.executor_of(job)].append(flag)
-        for flag in (*flags["pool-0"][1:], *flags["pool-1"][1:]):
-            await system.effects.flag(flag)
+        # (Those of the younger one first: of two with an unlike number of jobs, the one with fewer is marked.)
+        for _, *others in (flags["pool-1"], flags["pool-0"]):
+            for flag in others:
+                await system.effects.flag(flag)
+            await system.effects.all_finished([jobs[flag] for flag in others])
         # Two jobs are left, one on each: one executor would do. (Until the younger one is marked, and as long as the
         # other one is not asleep, either may take a new one.)
         marked = "SELECT state = 'spare' FROM joex.executors WHERE app_id LIKE '%/pool-1'"

@@ -14,7 +14,7 @@ import httpx
 
 from tests.support.cluster.connection import APPLY_PATCH, MERGE_PATCH, ApiError, Connection, Object
 from tests.support.cluster.resources import Resource, Resources
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, NotInTime
 
 MANAGER = "joex-tests"
 
@@ -97,7 +97,7 @@ class Api(Connection):
         """Watch an object until the predicate is true of it, and return it; None stands for a missing object.
 
         Raises:
-            AssertionError: it did not become true in time; the message has the object as it was last.
+            NotInTime: it did not become true in time; the message has the object as it was last.
         """
         found = await self.until_all(
             kind,
@@ -123,7 +123,7 @@ class Api(Connection):
         """Watch objects of a kind until the predicate is true of the list of all, and return them.
 
         Raises:
-            AssertionError: it did not become true in time; the message has the objects as they were last.
+            NotInTime: it did not become true in time; the message has the objects as they were last.
         """
         path = (await self._resource(kind)).path(namespace)
         last: list[Object] = []
@@ -136,7 +136,7 @@ class Api(Connection):
         except TimeoutError:
             pass
         seen = "\n".join(json.dumps(_brief(item)) for item in last) or "(none)"
-        raise AssertionError(
+        raise NotInTime(
             f"not true within {timeout} seconds: {why or kind}; the last of them:\n{seen}\n{self.last_error}"
         )
 
