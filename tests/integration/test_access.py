@@ -280,6 +280,18 @@ async def test_no_function_of_a_scope_writes_below_very_many_nested_savepoints(c
             await connection.execute("ROLLBACK")
 
 
+async def test_below_very_many_savepoints_no_job_in_line_is_locked_that_another_session_has_just_submitted(
+    connection, another_connection
+):
+    """The id that has written its row is near that of the transaction."""
+    other = await another_connection()
+    await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_current_xact_id()")
+    job_id = await other.fetchval("SELECT joex.submit('a')")
+    await connection.execute("SAVEPOINT s;" * 150)
+    with pytest.raises(asyncpg.ProgramLimitExceededError):
+        await connection.execute(f"SELECT joex_private.resubmit('{job_id}')")
+
+
 async def test_below_very_many_savepoints_no_row_is_removed_that_an_outer_one_has_locked(pg_version):
     """Its xmax is the number of a group of lockers, whose counter each role can bring near the ids of transactions."""
     server = TestServer(pg_version)  # a new one: its counters are small, so that they are soon as large as each other

@@ -595,7 +595,7 @@ CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql 
 -- write, so a take does it only when it writes anyway. It shares the lock, so that a take whose link broke stops no later one of the
 -- executor. It has to wait: a transaction may lock the row and leave the executor in peace, and a wake-up is spent on one take. No deadlock
 -- comes of that, because the others lock jobs that an executor holds, and these are held by none.)
--- Arguments come along where they are small, and those of one call have a megabyte together, or else no more than their share of it:
+-- Arguments come along where they are small, and their texts in one call have a megabyte together, or else no more than their share of it:
 -- others are null, and the run asks for them itself (see joex_private.arguments). Otherwise the arguments of one tenant would block all
 -- other tenants on a slow link.
 CREATE OR REPLACE FUNCTION joex_private.hand_out(p_tids tid[], p_executor integer, p_app_id text, p_give_back_nr integer)
@@ -622,19 +622,19 @@ BEGIN
                    SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
                    FROM joex_private.task_timeout o WHERE o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
         FROM unnest(p_tids) WITH ORDINALITY AS c(tid, nr) WHERE j.ctid = c.tid
-        RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text, j.args::jsonb, j.priority,
-                  j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
-                  extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect,
-                  j.trace_context::text, c.nr,
+        RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text,
                   -- (#> '{}': as it is, and not as the table has compressed it; read only where that is small)
-                  CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args)
-                       WHEN pg_column_size(j.args) < 8000 THEN pg_column_size(j.args #> '{}')
-                       ELSE 8 * pg_column_size(j.args) END AS size
+                  CASE WHEN 16384 >= CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args)
+                                          WHEN pg_column_size(j.args) < 8000 THEN pg_column_size(j.args #> '{}') END
+                       THEN j.args::text END AS args,
+                  j.priority, j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
+                  extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect,
+                  j.trace_context::text, c.nr
     ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
-             CASE WHEN t.size <= 16384 AND (a.size <= 1000000 OR t.size <= 1000000 / a.jobs) THEN t.args::text END,
+             CASE WHEN a.size <= 1000000 OR octet_length(t.args) <= 1000000 / a.jobs THEN t.args END,
              t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited, t.suspect,
              t.trace_context
-    FROM taken t CROSS JOIN (SELECT sum(t.size) AS size, count(*) AS jobs FROM taken t) a
+    FROM taken t CROSS JOIN (SELECT sum(octet_length(args)) AS size, count(*) AS jobs FROM taken t) a
     ORDER BY t.nr;
 END $$;
 

@@ -119,6 +119,7 @@ CREATE OR REPLACE FUNCTION joex_private.resubmit(id uuid) RETURNS text LANGUAGE 
 #variable_conflict use_variable
 DECLARE
     v_job record;
+    v_by xid;       -- null: the row is only locked, and its xmin is that of others
 BEGIN
     id := joex_private.visible('{operate}', id);
     SELECT j.queue, j.state, j.executor_id, j.due_at, j.finished_at, j.remove_requested INTO v_job
@@ -129,7 +130,7 @@ BEGIN
         PERFORM joex_private.must_be_shallow(NULL);
         RETURN 'not_found';
     ELSIF v_job.executor_id IS NOT NULL THEN
-        UPDATE joex_private.job j SET resubmit_requested = true WHERE j.id = id;
+        UPDATE joex_private.job j SET resubmit_requested = true WHERE j.id = id RETURNING j.xmin INTO v_by;
     ELSIF v_job.finished_at IS NOT NULL OR v_job.due_at IS NOT NULL THEN
         -- (Until now, the row says that the run has succeeded: see joex.log.)
         INSERT INTO joex_private.job_log (job_id, attempt, at, level, message, run)
@@ -140,10 +141,10 @@ BEGIN
             lane = CASE WHEN v_job.state = 'stuck' THEN 0 ELSE joex_private.lane(j.priority) END,
             seq = nextval('joex_private.job_seq_seq'), due_at = NULL, finished_at = NULL, runnable_since = clock_timestamp(),
             failures = 0, losses = 0, suspect = false, cancel_requested = false, progress = 0, progress_message = NULL
-        WHERE j.id = id;
+        WHERE j.id = id RETURNING j.xmin INTO v_by;
         PERFORM joex_private.wake(v_job.queue, 1);
     END IF;
-    PERFORM joex_private.must_be_shallow((SELECT j.xmin FROM joex_private.job j WHERE j.id = id));
+    PERFORM joex_private.must_be_shallow(v_by);
     PERFORM joex_private.announce('job-changed', ARRAY[id]);
     RETURN 'ok';
 END $$;
