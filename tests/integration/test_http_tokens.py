@@ -1061,14 +1061,35 @@ async def test_what_changes_of_one_tenant_read_leaves_connections_to_others_howe
         assert {(await one).status_code for one in changes} <= {200, 201, 404, 409}
 
 
-async def test_changes_of_four_tokens_leave_connections_to_the_submissions_of_others(
+async def test_answers_of_a_tenant_that_is_bound_have_a_pace_whatever_tokens_it_has(
+    application, http_as, client, monkeypatch
+):
+    """Each holds up the event loop for as long as its payloads take to be read and written."""
+    job_id = await client.submit("a", {"x": "y" * 1000}, group="acme")
+    monkeypatch.setattr(turns, "ANSWERED_AT_ONCE", 0)
+    monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1e6)
+    mine = http_as("view", "payloads", groups=["acme"]), http_as("view", "payloads", groups=["acme"])
+    async with mine[0] as first, mine[1] as second, http_as("view", groups=["globex"]) as other:
+        for http in (first, second):
+            assert (await http.get(f"/api/v1/job/{job_id}")).status_code == 200
+        monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1e-3)
+        await first.get(f"/api/v1/job/{job_id}")
+        waits = asyncio.create_task(second.get(f"/api/v1/job/{job_id}"))
+        await eventually(lambda: application.state.calls._served.total() == 1)
+        assert (await asyncio.wait_for(other.get("/api/v1/jobs"), PATIENCE)).status_code == 200
+        assert not waits.done()
+        application.state.closing.set()
+        assert (await waits).json() == {"detail": "this server stops: try again"}
+
+
+async def test_changes_of_four_tenants_leave_connections_to_the_submissions_of_others(
     application, http_as, client, connection, monkeypatch
 ):
     monkeypatch.setattr("joex.store.audit.LONGEST_WAIT", "1min")
     job_id = await client.submit("a", group="acme")
     waits = f"SELECT count(*) >= 4 {WAITING}"
     async with AsyncExitStack() as callers, http_as("submit") as other:
-        tenants = [await callers.enter_async_context(http_as("submit", groups=["acme"])) for _ in range(12)]
+        tenants = [await callers.enter_async_context(http_as("submit", groups=["acme", f"{nr}"])) for nr in range(12)]
         async with connection.transaction():
             await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
             changes = [asyncio.create_task(one.post(f"/api/v1/job/{job_id}/cancel")) for one in tenants]

@@ -199,10 +199,10 @@ class BulkActs:
         wanted = replace(wanted, states=states)
         while not is_done:
             try:
-                async with self._searches.turn_of(caller.key), self._client.using() as connection:
+                async with self._searches.turn_of(caller.tenant), self._client.using() as connection:
                     page = await search_jobs(connection, wanted, cursor, _PAGE)
                 for job in page.jobs:
-                    async with self._acts.turn_of(caller.key):
+                    async with self._acts.turn_of(caller.tenant):
                         bulk.is_stopped = bulk.is_stopped or not await still_valid()
                         can = act.can(job) and job.id not in handled
                         if can and bulk.changed < bulk.expected and not bulk.is_stopped:

@@ -22,7 +22,7 @@ from joex.http.caller import caller_of, needs_of, refuse_if_gone, refuse_if_revo
 from joex.http.dependencies import has_line
 from joex.http.slow_callers import until_read
 from joex.http.state import CALLER, UNREAD
-from joex.http.turns import Turns, counted, held, refuse
+from joex.http.turns import Pace, Turns, counted, held, refuse
 
 MOST_REQUESTS = 700
 """Calls that are being served, besides `joex.http.auth.PUBLIC` ones; more get a 503."""
@@ -78,10 +78,14 @@ class Route(APIRoute):
                         if takes_turns:
                             at_work = calls.at_work.of(caller.tenant, MOST_AT_WORK)
                             await turn.enter_async_context(held(at_work, request.app.state.closing))
+                        await calls.pace.wait(caller.tenant, request.app.state.closing)
                         async with calls.to_begin.beginning(caller.tenant, request.app.state.closing):
                             await refuse_if_revoked(request)  # likewise
                             await refuse_if_gone(whole)
-                    return await handle(whole)
+                    response = await handle(whole)
+                    if caller.bounds.are_set:
+                        calls.pace.count(caller.tenant, len(response.body))
+                    return response
 
         return judge_and_handle
 
@@ -110,11 +114,12 @@ def routes_of(router: APIRouter) -> list[APIRoute]:
 class Calls:
     """Counts the calls of each tenant that are being served (`joex.http.caller.Caller.tenant`).
 
-    ``at_work``: the turns of those that are parsed and answered; ``to_begin``: of those that begin, lists too.
+    ``at_work``: the turns of those that are parsed and answered; ``to_begin``: of those that begin, lists too; ``pace``: the
+    bytes that it is answered with.
     """
 
     def __init__(self) -> None:
-        self.at_work, self.to_begin = Turns(), Turns()
+        self.at_work, self.to_begin, self.pace = Turns(), Turns(), Pace()
         self._waiting: dict[asyncio.Event, Hashable] = {}  # the tenants, those that have waited for longest first
         self._served: Counter[Hashable] = Counter()
         self._unread: Counter[Hashable] = Counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NoReturn
 from weakref import WeakValueDictionary
 
@@ -22,6 +22,9 @@ MOST_ACTING = 4
 """Callers who change something at a time: what another transaction holds keeps such a call, and its connection."""
 MOST_ACCEPTING = 2
 """Calls of a tenant that is bound that look for a job at a time: beside many paused groups that takes a second each."""
+ANSWERED_AT_ONCE, ANSWERED_PER_SECOND = 8_000_000, 2_000_000
+"""Bytes of answers to a tenant that is bound: the event loop reads and writes them while others' calls and runs wait (a
+megabyte takes up to a tenth of a second, where it is of very many parts)."""
 MOST_IN_LINE = 50
 """Calls of a caller with those that wait for their turn, in each line: each has a place that other calls need."""
 
@@ -70,6 +73,30 @@ async def held(turn: asyncio.Semaphore, closing: asyncio.Event) -> AsyncIterator
             turn.release()
 
 
+class Pace:
+    """Lets each tenant have so many bytes of answers in a second, and so many more at once."""
+
+    def __init__(self) -> None:
+        self._paid_at: dict[Hashable, float] = {}  # when the seconds of its answers will have passed
+
+    def count(self, tenant: Hashable, answered: int) -> None:
+        """Count an answer of so many bytes."""
+        now = asyncio.get_running_loop().time()
+        self._paid_at[tenant] = max(now, self._paid_at.get(tenant, now)) + answered / ANSWERED_PER_SECOND
+
+    async def wait(self, tenant: Hashable, closing: asyncio.Event) -> None:
+        """Wait until the tenant may have another answer.
+
+        Raises:
+            HTTPException: 503: see `held`.
+        """
+        within = ANSWERED_AT_ONCE / ANSWERED_PER_SECOND
+        while (early := self._paid_at.get(tenant, 0) - within - asyncio.get_running_loop().time()) > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(closing.wait(), early)
+                refuse("this server stops: try again")
+
+
 class Line:
     """Lets so many have their turn at a time, in the order of their coming: no caller waits for all calls of another.
 
@@ -93,7 +120,7 @@ class Line:
             HTTPException: 400: it is a read, and its caller has hung up. 401: the token was revoked meanwhile. 503:
                 too many of this caller wait, or the server stops.
         """
-        key, closing = (await caller_of(request)).key, request.app.state.closing
+        key, closing = (await caller_of(request)).tenant, request.app.state.closing
         if self._of[key] >= MOST_IN_LINE:
             refuse(f"{MOST_IN_LINE} of your {self._what} wait for their turn: try again")
         with counted(self._of, key):
@@ -106,8 +133,8 @@ class Line:
                     yield
 
     @asynccontextmanager
-    async def turn_of(self, caller: str) -> AsyncIterator[None]:
-        """Held while something is done for this caller, beyond its requests."""
+    async def turn_of(self, caller: Hashable) -> AsyncIterator[None]:
+        """Held while something is done for this tenant, beyond its requests."""
         async with self._turns.of(caller, self._of_each), self._all:
             with holding_as(None):  # (likewise)
                 yield
