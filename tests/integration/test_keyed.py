@@ -784,6 +784,8 @@ WRONG = {
     "error: must not contain a NUL character": lambda t: t.finish(T, 1, {}, LOCK, error="\0"),
     "result: can't be stored as JSON": lambda t: t.finish(T, 1, {}, LOCK, result=object()),
     "state: expected pending, running or finished; got 'waiting'": lambda t: t.list_jobs(T, state="waiting"),
+    "until: expected pending, running, finished, or a function of a job; got 'done'": lambda t: t.wait(T, 1, "done"),
+    "until: expected pending, running, finished, or a function of a job; got []": lambda t: t.wait_many(T, [1], []),
     "most: expected 1 to 1000000; got -1": lambda t: t.list_jobs(T, most=-1),
     "most: expected 1 to 1000000; got None": lambda t: t.list_jobs(T, most=None),
     "activity: expected": lambda t: t.set_timeout(T, activity="soon"),

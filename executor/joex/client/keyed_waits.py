@@ -12,7 +12,8 @@ from uuid import UUID
 from joex.client.connections import Connections
 from joex.client.keyed_model import STATES, JobState, KeyedJob, keyed_job, name_of, pack
 from joex.core.duration import format_duration
-from joex.errors import DatabaseUnavailable
+from joex.core.json_values import shown
+from joex.errors import DatabaseUnavailable, InvalidJob
 from joex.notifications.watcher import time_limit
 from joex.store import keyed
 from joex.store.statement import Connection
@@ -45,6 +46,7 @@ class KeyedWaits:
 
         Raises:
             TimeoutError: the job did not get there in time.
+            ConfigError: ``until`` or the timeout is wrong.
         """
         [job] = await self.wait_many(job_type, [job_id], until, timeout=timeout)
         return job
@@ -61,6 +63,8 @@ class KeyedWaits:
 
         The wait goes on while the database is unreachable.
         """
+        if not callable(until) and until not in STATES.values():
+            raise InvalidJob(f"until: expected pending, running, finished, or a function of a job; got {shown(until)}")
         limit, begun = time_limit(timeout), asyncio.get_running_loop().time()
         given = list(job_ids)
         try:
