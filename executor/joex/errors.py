@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from joex.core.duration import parse_duration
+
 
 class JoexError(Exception):
     """Base of all errors of Joex."""
@@ -102,8 +104,16 @@ class Retry(TaskSignal):
     Args:
         message: why, for the log.
         after: the delay; by default the usual retry delay of the job.
+
+    Raises:
+        ValueError: ``after`` is no delay.
     """
 
     def __init__(self, message: str = "", *, after: timedelta | float | str | None = None) -> None:
         super().__init__(message)
+        try:
+            if after is not None:
+                parse_duration(after)
+        except ValueError as error:
+            raise ValueError(f"after: {error}") from None
         self.after = after

@@ -59,6 +59,12 @@ def test_what_is_not_a_duration_is_refused_with_examples(text):
         parse_duration(text)
 
 
+@pytest.mark.parametrize("value", [True, False, [], None])
+def test_a_value_that_is_neither_text_nor_number_is_no_duration(value):
+    with pytest.raises(ValueError, match="expected a duration such as '30s', or seconds; got"):
+        parse_duration(value)
+
+
 @pytest.mark.parametrize(
     "value",
     [-1, -0.001, timedelta(seconds=-1), "3651d", "999999999999999d", 1e300, float("inf"), float("-inf"), float("nan")],

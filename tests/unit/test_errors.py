@@ -45,6 +45,22 @@ def test_a_retry_carries_its_delay():
     assert errors.Retry().after is None
 
 
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ("soon", "after: expected something like '30s', '1m', '1h30m' or '7d'; got 'soon'"),
+        (-1, "after: expected 0 to 3650 days; got -1"),
+        (float("nan"), "after: expected 0 to 3650 days; got nan"),
+        (True, "after: expected a duration such as '30s', or seconds; got True"),
+        ([], "after: expected a duration such as '30s', or seconds; got []"),
+    ],
+)
+def test_a_retry_refuses_a_delay_that_is_none(after, said):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message follows
+        errors.Retry("later", after=after)
+    assert str(caught.value) == said
+
+
 TRANSLATIONS = [
     (ConnectionRefusedError(111, "refused"), errors.DatabaseUnavailable),
     (TimeoutError(), errors.DatabaseUnavailable),

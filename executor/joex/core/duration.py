@@ -69,7 +69,7 @@ def span(seconds: float | None) -> str:
 
 
 def _seconds(value: str | float) -> float:
-    if not isinstance(value, str | float | int):
+    if isinstance(value, bool) or not isinstance(value, str | float | int):
         raise ValueError(f"expected a duration such as '30s', or seconds; got {shown(value)}")  # noqa: TRY004 - one error for callers
     if not isinstance(value, str):
         if value != value or abs(value) > _LONGEST.total_seconds():  # noqa: PLR0124 - not a number is not itself
