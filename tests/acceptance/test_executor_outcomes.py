@@ -372,6 +372,13 @@ async def test_code_in_a_thread_is_asked_to_end_at_its_timeout_and_keeps_its_slo
     assert "timed out after 0.05 s" in job.error
 
 
+class BareRetry(joex.Retry):
+    """A class of an application, which does not call the base's ``__init__``."""
+
+    def __init__(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
 @pytest.mark.parametrize(
     "error",
@@ -382,6 +389,7 @@ async def test_code_in_a_thread_is_asked_to_end_at_its_timeout_and_keeps_its_slo
         StopAsyncIteration(),
         GeneratorExit(),
         asyncio.CancelledError(),
+        BareRetry(),
     ],
     ids=lambda error: type(error).__name__,
 )

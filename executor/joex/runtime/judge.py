@@ -36,7 +36,6 @@ def tell_handlers(error: BaseException, job: TakenJob) -> None:
 
 
 def _delay(error: Retry) -> timedelta | None:
-    try:
+    with suppress(Exception):  # a class of the task's own may have none
         return None if error.after is None else parse_duration(error.after)
-    except ValueError:
-        return None
+    return None
