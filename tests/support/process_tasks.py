@@ -266,12 +266,14 @@ def surroundings(ctx: joex.Context, *, change: bool) -> list[object]:
     umask = os.umask(0o777)
     if not change:
         os.umask(umask)
-    found = [os.getpid(), str(Path.cwd()), umask, dict(os.environ), str(signal.getsignal(signal.SIGTERM))]
+    handled = (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+    found = [os.getpid(), str(Path.cwd()), umask, dict(os.environ), [str(signal.getsignal(one)) for one in handled]]
     found += [signal.getitimer(signal.ITIMER_REAL), list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))]
     if change:
         os.chdir("/")
         os.environ["LEFT"] = "behind"
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for one in handled:
+            signal.signal(one, signal.SIG_IGN)
         signal.alarm(3600)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     return found
