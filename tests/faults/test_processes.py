@@ -81,11 +81,13 @@ async def test_an_exclusive_run_in_a_process_is_stopped_while_its_executor_is(
     await _succeeds(client, job_id)
 
 
+@pytest.mark.parametrize(("task", "patience"), [("deaf", 60), ("deaf.shared", 0)])
 async def test_an_executor_without_a_link_ends_its_exclusive_processes_before_another_one_begins_their_jobs(
-    client: AnyClient, executors: ExecutorProcesses, proxy: Proxy, tmp_path: Path
+    client: AnyClient, executors: ExecutorProcesses, proxy: Proxy, tmp_path: Path, *, task: str, patience: int
 ) -> None:
-    cut_off = await executors.start("cut off", app=APP, url=proxy.url, lease=SHORT)
-    job_id = await client.submit("deaf", {"folder": str(tmp_path), "name": "it"})
+    """Without patience, each run is an exclusive one."""
+    cut_off = await executors.start("cut off", app=APP, url=proxy.url, lease=SHORT, outage_patience=patience)
+    job_id = await client.submit(task, {"folder": str(tmp_path), "name": "it"})
     process = await _begun(tmp_path, "it.begun")
     await executors.start("other", app=APP, lease=SHORT)
     await proxy.refuse()

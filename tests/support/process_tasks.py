@@ -116,6 +116,11 @@ def deaf(ctx: joex.Context, folder: Path, name: str) -> None:
     _await(folder, f"{name}.go")
 
 
+@app.task("deaf.shared", process=True)
+def deaf_not_exclusively(ctx: joex.Context, folder: Path, name: str) -> None:
+    deaf.function(ctx, folder, name)
+
+
 @app.task("count", process=True, exclusive=True)
 def count(ctx: joex.Context, folder: Path, name: str) -> None:
     """Show life, until the test says so."""

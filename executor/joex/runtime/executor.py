@@ -25,7 +25,7 @@ from joex.runtime import bulk
 from joex.runtime.clock import clock
 from joex.runtime.maintenance import register_periodic_tasks
 from joex.runtime.newcomer import Newcomer
-from joex.runtime.processes import GRACE, Processes, check_processes
+from joex.runtime.processes import Processes, check_processes
 from joex.runtime.registration import Registration, Resources
 from joex.runtime.waits import unless
 from joex.store.connector import Logins
@@ -200,8 +200,6 @@ class Executor:
             self._process_server,
             what_it_needs,
             by_default=settings.processes,
-            # (Exclusive runs must be over a quarter of a lease after the end of trust.)
-            exclusive_grace=min(GRACE, settings.lease.total_seconds() / 8),
         )
 
     async def _drain_when_refused(self) -> None:

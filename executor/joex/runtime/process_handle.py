@@ -179,6 +179,10 @@ class Process:
         if is_cancelled:
             raise asyncio.CancelledError
 
+    def kill(self) -> None:
+        """Kill it, with all that it has started, also while it has time to end."""
+        self._order(KILL)
+
     async def _end(self, grace: float) -> None:
         if grace:
             self._order(ASK)

@@ -41,14 +41,12 @@ class Processes:
         server: the command of the server, to which the number of a file descriptor is added.
         settings: what the server gets: url, name (of connections), log_format and log_level.
         by_default: whether plain functions run in processes, if their tasks do not say it.
-        exclusive_grace: seconds that a process of an exclusive task has to end by itself; others have `GRACE`.
     """
 
-    def __init__(self, server: Sequence[str], settings: Message, *, by_default: bool, exclusive_grace: float) -> None:
+    def __init__(self, server: Sequence[str], settings: Message, *, by_default: bool) -> None:
         self._command = list(server)
         self._settings = {**settings, "pid": os.getpid()}
         self._by_default = by_default
-        self._exclusive_grace = exclusive_grace
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_serving = False
@@ -86,10 +84,13 @@ class Processes:
             "is_cancel_handler": is_cancel_handler,
             "trace_context": tracing.current(),
         }
-        grace = self._exclusive_grace if task.exclusive else GRACE
         most = 6 * largest_result + 1_000_000  # (JSON in JSON: six bytes for one are the most)
         async with self._process() as process:
-            return await process.run(message, run, task, reports, limit=limit, grace=grace, largest=most)
+            run.kill = process.kill
+            try:
+                return await process.run(message, run, task, reports, limit=limit, grace=GRACE, largest=most)
+            finally:
+                run.kill = None
 
     async def close(self) -> None:
         """End all processes."""

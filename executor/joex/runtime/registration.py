@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _FLUSH_FOR = 5.0  # seconds for the last log lines to be written
 _GRACE = 2.0 + GRACE  # seconds for runs to react when they are given back
+_KILL_WITHIN = 2.0  # seconds for them to react when their lease is over, at most: the lease's thread waits for one more
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,8 @@ class Registration:
             await first_of(patience, self._ended.wait(), self._until_idle(), over, self._show_drain_until_ended())
         if self.runner.runs:
             self.runner.interrupt_all(Interruption.LOST if self._ended.is_set() else Interruption.GIVE_BACK)
+            if self._ended.is_set():
+                self._kill_soon(self.runner.kill)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._until_idle(), _GRACE)
 
@@ -281,8 +284,15 @@ class Registration:
         self._emit(events.TrustEnded(len(self.runner.runs)))
         self.runner.give_back_unstarted()
         self.runner.give_back_exclusive()
+        self._kill_soon(lambda: self.keeper.is_trusted or self.runner.kill(exclusive=True))
 
     def _end_patience(self) -> None:
         """Interrupt all runs: their database is away for too long, or other executors run their jobs."""
         self._emit(events.PatienceEnded(len(self.runner.runs)))
         self.runner.interrupt_all(Interruption.GIVE_BACK)
+        self._kill_soon(lambda: self.keeper.is_trusted or self.runner.kill())
+
+    def _kill_soon(self, kill: Callable[[], object]) -> None:
+        """Kill what does not react in time: a fifth of a lease after the end of trust the process would exit."""
+        soon = min(_KILL_WITHIN, self._resources.settings.lease.total_seconds() / 8)
+        asyncio.get_running_loop().call_later(soon, kill)

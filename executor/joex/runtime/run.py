@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ class Run:
         "is_cleaning_up",
         "is_executing",
         "job",
+        "kill",
         "started",
         "task",
         "variables",
@@ -45,6 +47,7 @@ class Run:
         self.interruptible = False  # the task's code is at an await, or in a process, and may be interrupted there
         self.is_executing = False  # the task's code is running, on the loop, in a thread or in a process
         self.is_cleaning_up = False  # its end is written, and its cancel handler runs
+        self.kill: Callable[[], object] | None = None  # ends its process at once
 
     @property
     def is_exclusive(self) -> bool:

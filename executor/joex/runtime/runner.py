@@ -176,6 +176,12 @@ class Runner:
             if run.is_exclusive:
                 self.interrupt(run, Interruption.GIVE_BACK)
 
+    def kill(self, *, exclusive: bool = False) -> None:
+        """Kill the processes of runs, or of exclusive ones alone: their lease is over."""
+        for run in list(self.runs.values()):
+            if run.kill is not None and (run.is_exclusive or not exclusive):
+                run.kill()
+
     def close(self) -> None:
         """Release the threads."""
         self._caller.close()
