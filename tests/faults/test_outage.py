@@ -142,6 +142,24 @@ async def test_an_outage_interrupts_exclusive_runs_alone(
     assert await effects.overlapping() == []
 
 
+async def test_an_outage_interrupts_the_cancel_handler_of_an_exclusive_run(
+    postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """It waits, maybe for the database: its executor would have to exit."""
+    executor = await executors.start("one", lease=SHORT)
+    job_id = await client.submit("hold.clean.exclusive", {"flag": "interrupted"})
+    await effects.begun(job_id)
+    assert await client.cancel(job_id) == "requested"
+    await eventually(lambda: effects.of(job_id, "cancelled"), why="the handler has begun")
+    await asyncio.to_thread(postgres.stop, "immediate")
+    assert effects.ends is not None
+    interrupted = effects.ends / "interrupted"
+    await eventually(lambda: interrupted.exists() or not executor.is_alive, why="the lease is over")
+    await asyncio.to_thread(postgres.start)
+    assert await effects.all_finished([job_id]) == {"cancelled": 1}
+    assert executor.is_alive
+
+
 @pytest.mark.parametrize("patience", [0, 1])
 async def test_an_outage_longer_than_the_patience_interrupts_all_runs(
     patience: int, postgres: TestServer, client: AnyClient, effects: Effects, executors: ExecutorProcesses

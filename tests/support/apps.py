@@ -217,6 +217,21 @@ async def hold_exclusively(ctx: joex.Context, flag: str) -> None:
     await hold.function(ctx, flag)
 
 
+@app.task("hold.clean.exclusive", exclusive=True)
+async def hold_and_clean_exclusively(ctx: joex.Context, flag: str) -> None:
+    await hold.function(ctx, flag)
+
+
+@hold_and_clean_exclusively.on_cancel
+async def clean_for_ever(ctx: joex.Context, flag: str) -> None:
+    """Makes the file of the flag's name when it is interrupted."""
+    await _execute(*_begin(ctx, "cancelled"))
+    try:
+        await asyncio.Event().wait()
+    finally:
+        Path(os.environ[ENDS], flag).touch()  # noqa: ASYNC240 - it is quick
+
+
 @app.task("hold.thread.exclusive", exclusive=True)
 def hold_thread_exclusively(ctx: joex.Context, flag: str) -> None:
     hold_thread.function(ctx, flag)

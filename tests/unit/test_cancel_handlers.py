@@ -40,7 +40,7 @@ class Lines:
 
 async def test_a_handler_that_takes_longer_than_the_timeout_of_its_task_is_interrupted():
     reports = Lines()
-    run: Any = SimpleNamespace(job=None, context=None, args={})
+    run: Any = SimpleNamespace(job=None, context=None, args={}, worker=None)
     await Caller(1, Defaults(0, timedelta(), None), reports, None, 1000).call_cancel_handler(run, task)
     assert interrupted
     [line] = reports.lines

@@ -108,12 +108,15 @@ class Caller:
             if self._processes is not None and self._processes.has(task):
                 await self._in_process(self._processes, run, task, limit, is_cancel_handler=True)
             elif asyncio.iscoroutinefunction(handler):
+                run.kill = None if run.worker is None else run.worker.cancel
                 await _within(limit, handler(run.context, **run.args))
             else:
                 await self._in_thread(run, handler)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
             said = error.trace or error.outcome.error if isinstance(error, Ended) else error_trace(error)
             self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")
+        finally:
+            run.kill = None
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class Run:
         self.interruptible = False  # the task's code is at an await, or in a process, and may be interrupted there
         self.is_executing = False  # the task's code is running, on the loop, in a thread or in a process
         self.is_cleaning_up = False  # its end is written, and its cancel handler runs
-        self.kill: Callable[[], object] | None = None  # ends its process at once
+        self.kill: Callable[[], object] | None = None  # ends its process, or the wait of its cancel handler
 
     @property
     def is_exclusive(self) -> bool:

@@ -177,7 +177,7 @@ class Runner:
                 self.interrupt(run, Interruption.GIVE_BACK)
 
     def kill(self, *, exclusive: bool = False) -> None:
-        """Kill the processes of runs, or of exclusive ones alone: their lease is over."""
+        """End the processes and cancel handlers of runs, or of exclusive ones alone: their lease is over."""
         for run in list(self.runs.values()):
             if run.kill is not None and (run.is_exclusive or not exclusive):
                 run.kill()
