@@ -326,6 +326,7 @@ class Context:
         if self._sync_connections is None:
             raise ConfigError(
                 f"task {self._job.task!r}: `with` has a connection only in a process (process=True); in an async "
-                "function write `async with`, in a thread use a connection of your own, in a test give drain a client"
+                "function write `async with`, in a thread use a connection of your own, in a test give drain a client "
+                "(and processes=True, if executors have that setting)"
             )
         return self._sync_connections()

@@ -26,6 +26,7 @@ from joex.errors import JoexError
 from joex.runtime.calling import blocking_connection
 from joex.runtime.finisher import End
 from joex.runtime.identity import this_process
+from joex.runtime.processes import runs_in_process
 from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
 from joex.runtime.text import storable
@@ -58,6 +59,7 @@ async def drain(
     early: bool = False,
     raise_failures: bool = True,
     retries: int = 5,
+    processes: bool = False,
     most: int = 10_000,
 ) -> list[Job]:
     """Run jobs one after the other, in the order in which an executor with one slot takes them, until none is left.
@@ -74,6 +76,7 @@ async def drain(
         early: run jobs now that are due later, retries included, instead of leaving them.
         raise_failures: raise `RunFailed` at the first run that fails, after its end is written.
         retries: retries of a failed job, unless the task or the job sets them.
+        processes: as the setting of executors: the plain functions are of processes, unless their tasks say otherwise.
         most: the most runs.
 
     Returns:
@@ -85,7 +88,7 @@ async def drain(
     """
     done: list[Job] = []
     async with _opened(database) as (connection, connections):
-        slot = await _Slot.open(connection, app, connections, retries, url=_url_of(database))
+        slot = await _Slot.open(connection, app, connections, retries, processes=processes, url=_url_of(database))
         try:
             while (taken := await slot.take(queues, early=early)) is not None:
                 if len(done) == most:
@@ -111,7 +114,14 @@ class _Slot:
 
     @classmethod
     async def open(
-        cls, connection: Connection, app: App, connections: ConnectionSource, retries: int, *, url: str | None
+        cls,
+        connection: Connection,
+        app: App,
+        connections: ConnectionSource,
+        retries: int,
+        *,
+        processes: bool,
+        url: str | None,
     ) -> _Slot:
         """Register the executor. It keeps no lease: no other executor has to notice the end of so short a life."""
         process = this_process()
@@ -136,6 +146,7 @@ class _Slot:
         if registered.id is None:
             raise RuntimeError("a new app-id is in use")
         limits = await runs.size_limits(connection)
+        opened = None if url is None else partial(blocking_connection, url)
 
         def runner_of(slot: _Slot) -> Runner:
             defaults = Defaults(retries, timedelta(minutes=1), None)
@@ -146,7 +157,7 @@ class _Slot:
                 finisher=slot,
                 reports=slot,
                 connections=connections,
-                sync_connections=None if url is None else partial(blocking_connection, url),
+                sync_connections=lambda task: opened if runs_in_process(task, by_default=processes) else None,
                 fetch=lambda job: runs.arguments(connection, job.id, job.lock_id),
                 start_alone=lambda job: runs.start_alone(connection, job.id, job.lock_id),
                 largest_result=limits.result,

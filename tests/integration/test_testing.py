@@ -195,6 +195,21 @@ async def test_a_plain_function_of_a_process_has_its_connections(app, client, co
     assert await connection.fetchval("SELECT value FROM stored") == 7
 
 
+async def test_so_has_one_that_is_of_processes_by_the_setting(client):
+    app = joex.App()
+
+    @app.task("by setting")
+    def by_setting(ctx: joex.Context) -> None:
+        with ctx.transaction(result="stored"):
+            pass
+
+    await client.submit("by setting", retries=0)
+    with pytest.raises(RunFailed, match="processes=True, if executors have that setting"):
+        await drain(app, client)
+    await client.submit("by setting")
+    assert [job.result for job in await drain(app, client, processes=True)] == ["stored"]
+
+
 async def test_in_a_transaction_of_the_test_it_is_told_that_it_needs_a_client(app, connection):
     async with connection.transaction():
         await joex.Client("postgresql://unused").submit("store in process", {"value": 7}, connection=connection)

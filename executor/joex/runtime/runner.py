@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 from joex.app import App
@@ -32,6 +32,7 @@ from joex.task import Task
 from joex.tracing import record_error
 
 T = TypeVar("T")
+_SyncConnections: TypeAlias = Callable[[], AbstractContextManager[SyncConnection]]
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _RETURNED = Outcome(Ending.RETURNED)
@@ -55,7 +56,7 @@ class Runner:
         largest_result: int,
         processes: Processes | None = None,
         process_slots: int | None = None,
-        sync_connections: Callable[[], AbstractContextManager[SyncConnection]] | None = None,
+        sync_connections: Callable[[Task[..., Any]], _SyncConnections | None] = lambda _: None,
         is_trusted: Callable[[], bool],
         on_room: Callable[[], None],
         emit: Emit,
@@ -292,7 +293,7 @@ class Runner:
             retries=retries,
             reports=self._reports,
             connections=self._connections,
-            sync_connections=self._sync_connections if task.process else None,
+            sync_connections=self._sync_connections(task),
             largest_result=self._largest_result,
         )
         run.started = time.monotonic()
