@@ -80,22 +80,27 @@ async def drain(
         most: the most runs.
 
     Returns:
-        The jobs in the order of their runs, each as it was stored after the run; a retried job once for each run.
+        The jobs in the order of their runs, each as it was stored after the run; a retried job once for each run. Those
+        that are removed by then are left out.
 
     Raises:
         RunFailed: see ``raise_failures``.
         RuntimeError: there was still work after ``most`` runs.
     """
     done: list[Job] = []
+    ran = 0
     async with _opened(database) as (connection, connections):
         slot = await _Slot.open(connection, app, connections, retries, processes=processes, url=_url_of(database))
         try:
             while (taken := await slot.take(queues, early=early)) is not None:
-                if len(done) == most:
+                if ran == most:
                     raise RuntimeError(f"drain: there is still work after {most} runs: next is task {taken.task!r}")
-                done.append(await slot.run(taken))
-                if raise_failures and done[-1].state in (State.STUCK, State.FAILED):
-                    raise RunFailed(done[-1], await job_logs.job_log(connection, taken.id))
+                ran += 1
+                if (job := await slot.run(taken)) is None:
+                    continue
+                done.append(job)
+                if raise_failures and job.state in (State.STUCK, State.FAILED):
+                    raise RunFailed(job, await job_logs.job_log(connection, taken.id))
         finally:
             await slot.close()
     return done
@@ -179,8 +184,8 @@ class _Slot:
                 taken = await runs.take(self._connection, self._executor, served, 1, _SCHEME)
             return taken[0] if taken else None
 
-    async def run(self, taken: TakenJob) -> Job:
-        """Run a job, and store its end."""
+    async def run(self, taken: TakenJob) -> Job | None:
+        """Run a job, and store its end; None: it has been removed."""
         self._runner.start(taken)
         run = self._runner.runs[taken.lock_id]
         if run.worker is not None:
@@ -194,10 +199,7 @@ class _Slot:
             if run.worker is not None:
                 await run.worker
         self._runner.release([taken])
-        job = await jobs.get_job(self._connection, taken.id)
-        if job is None:
-            raise RuntimeError(f"job {taken.id} is gone after its run")
-        return job
+        return await jobs.get_job(self._connection, taken.id)
 
     async def close(self) -> None:
         """End the registration, if the database still takes it."""

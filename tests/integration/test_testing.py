@@ -188,6 +188,16 @@ async def test_a_run_that_returns_though_its_job_was_cancelled_is_cleaned_up(cli
     assert (job.state, cleaned) == ("cancelled", [job_id])
 
 
+async def test_a_job_that_its_run_removes_is_left_out(app, client):
+    @app.task("remove itself")
+    async def remove_itself(ctx: joex.Context) -> None:
+        await client.remove(ctx.job_id)
+
+    await client.submit("remove itself")
+    await client.submit("add", {"a": 1, "b": 2})
+    assert [job.task for job in await drain(app, client)] == ["add"]
+
+
 async def test_a_plain_function_of_a_process_has_its_connections(app, client, connection):
     await connection.execute("CREATE TABLE stored (value integer)")
     await client.submit("store in process", {"value": 7})
