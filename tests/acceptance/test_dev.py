@@ -108,6 +108,38 @@ async def test_a_run_that_a_change_interrupts_runs_again_with_the_new_code(
         assert (job.result, job.failures) == ("two", 0), it.log()
 
 
+UNWATCHABLE = """
+import asyncio, pathlib
+
+def PythonFilter(**_): ...
+
+async def awatch(folder, **_):
+    while not (folder / "full").exists():
+        await asyncio.sleep(0.01)
+    raise ExceptionGroup("unhandled errors", [OSError("too many files")])
+    yield
+"""
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_folder_that_can_not_be_watched_is_one_line_and_the_end(
+    tmp_path: Path, write: Callable[[str], None], client: joex.Client, database_url: str, *, later: bool
+) -> None:
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "watchfiles.py").write_text(UNWATCHABLE)
+    if not later:
+        (tmp_path / "full").touch()
+    async with dev(tmp_path, database_url, client, PYTHONPATH=str(tmp_path / "fake")) as it:
+        if later:
+            await it.answers("one")
+            (tmp_path / "full").touch()
+        assert await asyncio.wait_for(it.process.wait(), PATIENCE) == 2
+        assert [line for line in it.log().splitlines() if "watch" in line] == [
+            "joex: can't watch the current folder: too many files (WATCHFILES_FORCE_POLLING=1 polls it instead)"
+        ]
+        assert "Traceback" not in it.log()
+
+
 async def test_no_executor_outlives_it(
     tmp_path: Path, write: Callable[[str], None], client: joex.Client, database_url: str
 ) -> None:

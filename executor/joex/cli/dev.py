@@ -133,8 +133,16 @@ class _Loop:
     async def _watch(self) -> None:
         from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - as above
 
-        async for _ in awatch(Path.cwd(), watch_filter=PythonFilter(extra_extensions=(".toml",))):
-            self._is_changed = True
+        try:
+            async for _ in awatch(Path.cwd(), watch_filter=PythonFilter(extra_extensions=(".toml",))):
+                self._is_changed = True
+                self._news.set()
+        except Exception as error:  # the system has no watch left, or forbids it
+            raise ConfigError(
+                f"can't watch the current folder: {_said(error)} (WATCHFILES_FORCE_POLLING=1 polls it instead)"
+            ) from error
+        finally:
+            self._is_leaving = True
             self._news.set()
 
     def _leave(self, _name: str) -> None:
@@ -148,3 +156,10 @@ class _Loop:
         if self._executor is not None and self._executor.returncode is None:
             with suppress(ProcessLookupError):
                 self._executor.terminate()
+
+
+def _said(error: BaseException) -> str:
+    """An error in one line; watchfiles raises some in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(str(error).split())
