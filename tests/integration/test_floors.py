@@ -527,6 +527,21 @@ async def test_the_first_check_reads_what_has_finished_in_the_last_hour_by_the_s
     assert (await read_floors.finished_since(bench.connection, None, 10))[0] == {await place(bench, "new"): 1}
 
 
+async def test_what_finishes_counts_at_once_by_a_clock_that_is_behind_what_has_finished(bench, executor):
+    """As that of a promoted standby may be, or one that was set back."""
+    for group in ("new", "ahead"):
+        await bench.submit(group)
+    await taken_and_finished(bench, executor, 2)
+    ahead = await bench.connection.fetchval("""
+        UPDATE joex_private.job SET finished_at = finished_at + interval '1 hour' WHERE grp = 'ahead'
+        RETURNING finished_at
+    """)
+    found, until = await read_floors.finished_since(bench.connection, ahead, 10)
+    assert found == {await place(bench, "new"): 1}
+    assert until is not None
+    assert until < ahead
+
+
 async def test_of_several_claims_one_holds_until_it_ends_and_its_owner_can_renew_it(bench):
     async def claim(mine=None):
         longest = 59.0  # (so no two statements of this test are too far apart)

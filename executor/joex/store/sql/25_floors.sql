@@ -286,21 +286,25 @@ BEGIN
 END $$;
 
 -- Groups in which jobs have finished since then (null: in the last hour), and how many, in the order of time: at most p_most jobs; and the
--- time of the last one.
+-- time of the last one. (By a clock that is behind, as that of a promoted standby may be, jobs have finished in the future: they count when that
+-- has come. A time then that is in the future is as none.)
 CREATE OR REPLACE FUNCTION joex_private.finished_since(p_after timestamptz, p_most integer)
 RETURNS TABLE (queue text, ring bigint, jobs bigint, until timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
+DECLARE
+    v_now CONSTANT timestamptz := clock_timestamp();
 BEGIN
-    p_after := coalesce(p_after, clock_timestamp() - interval '1 hour');
+    p_after := CASE WHEN p_after <= v_now THEN p_after ELSE v_now - interval '1 hour' END;
     RETURN QUERY
     WITH finished AS MATERIALIZED (     -- (finished jobs with a key have an index of their own)
         SELECT f.* FROM (
             (SELECT j.queue, j.ring, j.finished_at FROM joex_private.job j
-             WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.finished_at > p_after ORDER BY j.finished_at LIMIT p_most)
+             WHERE j.finished_at IS NOT NULL AND j.key IS NULL AND j.finished_at > p_after AND j.finished_at <= v_now
+             ORDER BY j.finished_at LIMIT p_most)
             UNION ALL
             (SELECT j.queue, j.ring, j.finished_at FROM joex_private.job j
-             WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL AND j.finished_at > p_after
+             WHERE j.finished_at IS NOT NULL AND j.key IS NOT NULL AND j.finished_at > p_after AND j.finished_at <= v_now
              ORDER BY j.finished_at LIMIT p_most)) f
         ORDER BY f.finished_at LIMIT p_most
     ) SELECT f.queue::text, f.ring, count(*), (SELECT max(finished_at) FROM finished) FROM finished f GROUP BY f.queue, f.ring;
