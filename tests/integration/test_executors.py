@@ -11,14 +11,18 @@ from uuid import uuid4
 import pytest
 
 from joex import ConfigError, DatabaseUnavailable, LeaseLost
+from joex.app import App
+from joex.config import Settings
+from joex.core import events
 from joex.core.lease import Lease, Mark, Observation
 from joex.core.priority_turns import CountingScheme
 from joex.runtime import chores
 from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
+from joex.runtime.newcomer import Newcomer
 from joex.store import executors, job_logs, jobs, runs, timeouts
 from joex.store.errors import translated
 from joex.store.horizon import horizon as take_horizon
-from tests.support.waiting import eventually
+from tests.support.waiting import EventLog, eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
 
@@ -131,6 +135,24 @@ async def test_of_several_that_drain_those_are_replaced_that_are_gone(bench):
     assert (await bench.register("app", gone=gone, beside=[drains])).id is not None
     found = {one.id: one.state for one in await executors.list_executors(bench.connection, ended=True)}
     assert (found[gone], found[drains]) == ("replaced", "draining")
+
+
+async def test_a_newcomer_counts_the_jobs_of_all_that_it_replaces(bench, pool):
+    """It learns of one after the other."""
+    beside = []
+    for jobs_held in (1, 2):
+        beside.append(await bench.executor("app", pod_uid="pod", beside=beside))
+        for _ in range(jobs_held):
+            await bench.job_in("running", beside[-1])
+        await executors.drain(bench.connection, "app")
+    log = EventLog()
+    newcomer = Newcomer(
+        App(), Settings(app_id="app", pod_uid="pod"), pool, locks=False, asked_to_drain=asyncio.Event(), emit=log,
+        on_wait=lambda: None,
+    )  # fmt: skip
+    registered = await newcomer.register()
+    assert registered is not None
+    assert log.of(events.Registered) == [events.Registered("app", registered[0], reclaimed=3)]
 
 
 async def test_a_newcomer_that_ends_several_dead_ones_and_a_drain_of_them_do_not_deadlock(

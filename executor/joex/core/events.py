@@ -17,7 +17,7 @@ from joex.core.outcome import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The executor has registered; ``reclaimed`` jobs of its previous registration wait again."""
+    """The executor has registered; ``reclaimed`` jobs of its previous registrations wait again."""
 
     app_id: str
     executor: int

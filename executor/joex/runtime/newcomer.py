@@ -74,6 +74,7 @@ class Newcomer:
         """
         me, gone, told = self._described(), None, None
         beside: set[int] = set()
+        reclaimed = 0
         observed = Observation(Lease(self._settings.lease).heartbeat_every)
         trouble = Trouble("registration", self._emit)
         while not self._asked_to_drain.is_set():
@@ -91,8 +92,9 @@ class Newcomer:
                 retry_in = trouble.failed(error)
             else:
                 trouble.over()
+                reclaimed += answer.reclaimed
                 if answer.id is not None:
-                    self._emit(events.Registered(me.app_id, answer.id, answer.reclaimed))
+                    self._emit(events.Registered(me.app_id, answer.id, reclaimed))
                     return answer.id, sent
                 observed.answered(sent, clock(), answer.beat)
                 if answer.other is not None and answer.other.id != gone and _is_gone(answer.other, me):

@@ -108,6 +108,7 @@ class Other:
 class Registered:
     """The answer to a registration: the new id; or the live executor with this app-id, or that the app-id is retired.
 
+    ``reclaimed``: the jobs of executors that this has ended, also where another one is in the way.
     ``beat``: what a judge learns of it (`joex.core.lease.Observation`).
     """
 

@@ -219,7 +219,7 @@ END $$;
 
 -- Register an executor. This replaces an earlier registration of the same app-id, and puts its jobs back, if that executor is certainly
 -- gone: it is p_gone (the caller saw that its process no longer exists, or that it ran in the caller's pod before); or the caller has
--- observed silence that makes it dead (p_ages, p_marks). If it may be alive, this changes nothing, and returns the other executor instead
+-- observed silence that makes it dead (p_ages, p_marks). If it may be alive, this leaves it, and returns the other executor instead
 -- of an id; unless the other one drains, and is one of p_beside (the caller could not see that its process no longer exists): then both
 -- live until it has finished its runs. So the caller names the one that this may end: a call that comes late, after its caller has given
 -- it up and registered by another connection, or after a successor in the same pod has registered, knows neither of these, and ends
