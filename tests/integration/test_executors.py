@@ -1175,7 +1175,33 @@ async def test_jobs_whose_rows_are_locked_keep_no_other_from_being_rescued(bench
     assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.executor WHERE orphans") == 0
 
 
-# Ids.
+# The chores of a fleet, and ids.
+
+
+def chores_of(executor, database_url):
+    """The chores of an executor that nobody hears."""
+    lease = Lease(timedelta(hours=1))
+    notifier = Notifier(LeaseCallbacks(**dict.fromkeys((one.name for one in fields(LeaseCallbacks)), lambda *_: None)))
+    return chores.Chores(
+        database_url, executor=executor, queues=["default"], lease=lease, pooled=False, held=list,
+        observed=Observation(lease.heartbeat_every), notifier=notifier,
+    )  # fmt: skip
+
+
+async def test_workers_leave_overdue_runs_to_an_executor_each_of_whose_searches_finds_some(
+    bench, database_url, monkeypatch
+):
+    async def find(_connection):
+        await asyncio.sleep(0)
+        return [("worker", 1)]
+
+    monkeypatch.setattr(timeouts, "recover_overdue", find)
+    begun = await bench.connection.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+    doing = asyncio.create_task(chores_of(await bench.executor(), database_url).do())
+    searched = "SELECT pg_sequence_last_value('joex_private.overdue_searches') >= $1"
+    await eventually(lambda: bench.connection.fetchval(searched, begun))
+    doing.cancel()
+    await asyncio.wait([doing])
 
 
 async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_another_one_when_its_claim_has_ended(
@@ -1197,16 +1223,8 @@ async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_an
     monkeypatch.setattr(chores, "_REST", 1e9)
     monkeypatch.setattr(chores, "_LONGEST_REST", 0.0)
     monkeypatch.setattr(chores, "_LONGEST_CLAIM", 30.0)
-    lease = Lease(timedelta(hours=1))
-    notifier = Notifier(LeaseCallbacks(**dict.fromkeys((one.name for one in fields(LeaseCallbacks)), lambda *_: None)))
     ids = [await bench.executor(name) for name in "abc"]
-    fleet = [
-        chores.Chores(
-            database_url, executor=one, queues=["default"], lease=lease, pooled=False, held=list,
-            observed=Observation(lease.heartbeat_every), notifier=notifier,
-        )
-        for one in ids
-    ]  # fmt: skip
+    fleet = [chores_of(one, database_url) for one in ids]
 
     async def claim():
         await bench.connection.execute(

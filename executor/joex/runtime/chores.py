@@ -184,6 +184,5 @@ class Chores:
         found = await timeouts.recover_overdue(connection)
         for app_id, jobs in found:
             self._notifier.emit(Overdue(app_id, jobs))
-        if not found:  # (a claim of no time: workers rely on it)
-            await executors.claim(connection, "joex_private.overdue_searches", 0.0)
+        await executors.claim(connection, "joex_private.overdue_searches", 0.0)  # (of no time: workers rely on it)
         return bool(found)

@@ -124,7 +124,7 @@ CREATE TABLE joex_private.lease (
 -- Of the executor that rescues, and of the one that puts back overdue runs (see claim).
 CREATE SEQUENCE joex_private.rescue_claims OWNED BY joex_private.lease.beat;
 CREATE SEQUENCE joex_private.overdue_claims OWNED BY joex_private.lease.beat;
--- The latest time at which one has found no more overdue runs (see leaves_overdue).
+-- The latest time at which one has searched for overdue runs (see leaves_overdue).
 CREATE SEQUENCE joex_private.overdue_searches OWNED BY joex_private.lease.beat;
 
 -- Types check the values of a job that never change, once. A constraint of the table costs more: each statement reads it anew, and checks
