@@ -132,9 +132,10 @@ class JobAdmin(_ReadOnly):
         ids = sorted(chosen.values_list("pk", flat=True)[:MOST])
         try:
             with transaction.atomic(using=database_alias()):
-                blocking(_begin(request.user.get_username()))
+                wait = blocking(_begin(request.user.get_username()))
                 client = joex.sync.Client(_connection())
                 answers = Counter(call(client, job_id) for job_id in ids)
+                blocking(_end(wait))  # (the request may be one transaction)
         except JoexError as error:
             self.message_user(request, f"No job was changed: {error}.", messages.ERROR)
             return
@@ -196,5 +197,9 @@ async def _log(job_id: UUID) -> list[LogEntry]:
     return found.get(job_id, [])
 
 
-async def _begin(caller: str) -> None:
-    await audit.begin(await adapted_sync(_connection()), caller)
+async def _begin(caller: str) -> str:
+    return await audit.begin(await adapted_sync(_connection()), caller)
+
+
+async def _end(wait: str) -> None:
+    await audit.end(await adapted_sync(_connection()), wait)

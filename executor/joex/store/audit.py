@@ -17,7 +17,11 @@ _ACTS = statement("""
     SELECT nr, at, role, caller, act, subject, queue, grp AS "group", detail::text FROM joex.audit
     WHERE $1::timestamptz IS NULL OR at >= $1 ORDER BY nr DESC LIMIT $2::integer
 """)
-_BEGIN = statement("SELECT set_config('joex.caller', $1::text, true), set_config('lock_timeout', $2::text, true)")
+_BEGIN = statement("""
+    SELECT current_setting('lock_timeout'), set_config('lock_timeout', $2::text, true),
+           set_config('joex.caller', $1::text, true)
+""")
+_END = statement("SELECT set_config('lock_timeout', $1::text, true)")
 _NOTE = statement("SELECT joex_private.note_act($1::text, $2::text, p_detail => $3::text::jsonb)")
 _FORGET = statement(
     "SELECT joex_private.forget_acts($1::interval, $2::integer, coalesce($3::timestamptz, '-infinity'))"
@@ -46,10 +50,19 @@ async def list_acts(connection: Connection, since: datetime | None, most: int) -
     return [Act(**{**row, "detail": row["detail"] and from_json(row["detail"])}) for row in rows]
 
 
-async def begin(connection: Connection, caller: str) -> None:
-    """Begin an act of this transaction, on behalf of the caller: it waits `LONGEST_WAIT` for what another one holds."""
+async def begin(connection: Connection, caller: str) -> str:
+    """Begin an act of this transaction, on behalf of the caller: it waits `LONGEST_WAIT` for what another one holds.
+
+    Returns how long the transaction has waited until now: see `end`.
+    """
     with translated():
-        await connection.execute(_BEGIN, caller, LONGEST_WAIT)
+        return str(await connection.fetchval(_BEGIN, caller, LONGEST_WAIT))
+
+
+async def end(connection: Connection, wait: str) -> None:
+    """End an act of a transaction that goes on, and waits for so long again."""
+    with translated():
+        await connection.execute(_END, wait)
 
 
 async def note(connection: Connection, act: str, subject: str, detail: dict[str, Any] | None = None) -> None:

@@ -376,6 +376,15 @@ class Admin(Users, TestCase):
             cursor.execute("SELECT DISTINCT caller FROM joex.audit")
             self.assertEqual(cursor.fetchall(), [("ann",)])
 
+    def test_an_action_leaves_the_transaction_of_its_request_as_patient_as_before(self):
+        job = client().submit("a")
+        self.log_in("view_job", "cancel_job")
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '7s'")
+            self.assertContains(self.act("cancel", job), "Jobs: 1 cancelled.")
+            cursor.execute("SHOW lock_timeout")
+            self.assertEqual(cursor.fetchall(), [("7s",)])
+
     def test_a_user_who_may_not_does_not(self):
         job = client().submit("a")
         self.log_in("view_job", "retry_job")
