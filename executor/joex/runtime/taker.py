@@ -182,7 +182,9 @@ class Taker:
                     # A suspect keeps slots free until it has ended: other executors must wake for new jobs.
                     self._is_declared = False
                     try:
-                        await executors.stand_aside(connection, self._executor, self._queues)
+                        await executors.stand_aside(
+                            connection, self._executor, self._queues, give_back_nr=self._give_back_nr
+                        )
                     finally:
                         self._start(taken)
                     return 0

@@ -46,7 +46,7 @@ _RESCUE = statement("SELECT executor, app_id, jobs FROM joex_private.rescue($1::
 _END = statement("SELECT joex_private.end_executor($1::integer, $2::text)")
 _GIVE_BACK_UNKNOWN = statement("SELECT joex_private.give_back_unknown($1::integer, $2::integer, $3::uuid[])")
 _FALL_ASLEEP = statement("SELECT joex_private.fall_asleep($1::integer, $2::integer)")
-_STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[])")
+_STAND_ASIDE = statement("SELECT joex_private.stand_aside($1::integer, $2::text[], $3::integer)")
 _SLEEP_STATE = statement("""
     SELECT next_due, oldest_xid,
            EXISTS (SELECT FROM joex_private.asleep a WHERE a.executor_id = $2::integer) AS is_asleep
@@ -304,10 +304,12 @@ async def fall_asleep(connection: Connection, executor: int, *, give_back_nr: in
         await connection.execute(_FALL_ASLEEP, executor, give_back_nr)
 
 
-async def stand_aside(connection: Connection, executor: int, queues: Sequence[str]) -> None:
-    """Announce that this executor takes nothing for a while, and wake others for the waiting jobs."""
+async def stand_aside(
+    connection: Connection, executor: int, queues: Sequence[str], *, give_back_nr: int | None = None
+) -> None:
+    """Announce that this executor takes nothing for a while, and wake others (``give_back_nr``: as of a take)."""
     with translated():
-        await connection.execute(_STAND_ASIDE, executor, queues)
+        await connection.execute(_STAND_ASIDE, executor, queues, give_back_nr)
 
 
 async def sleep_state(connection: Connection, executor: int, queues: Sequence[str]) -> SleepState:

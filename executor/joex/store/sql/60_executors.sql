@@ -421,10 +421,13 @@ BEGIN
 END $$;
 
 -- An executor that runs a suspect takes nothing until the suspect has ended, though it has free slots, and one whose loop a task blocks
--- takes nothing meanwhile: submissions do not wake it, and the jobs that wait wake other executors.
-CREATE OR REPLACE FUNCTION joex_private.stand_aside(p_id integer, p_queues text[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- takes nothing meanwhile: submissions do not wake it, and the jobs that wait wake other executors. p_give_back_nr: as of a take (see
+-- give_back_unknown; null: of none). An executor that has given this up may be asleep anew.
+CREATE OR REPLACE FUNCTION joex_private.stand_aside(p_id integer, p_queues text[], p_give_back_nr integer DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM joex_private.get_up(p_id);
+    PERFORM joex_private.get_up(p_id)
+    WHERE NOT EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_id AND e.give_back_nr > p_give_back_nr);
     PERFORM joex_private.wake(n.name, 2) FROM unnest(p_queues) n(name) WHERE joex_private.has_runnable(n.name);
 END $$;
 
