@@ -630,7 +630,7 @@ class TestWatch:
             await pools.watch(bench.connection, "p/b", ["default"], 60)
             for duration in ("1 minute", "0"):
                 await bench.connection.execute(f"SELECT joex_private.watch_for_workers('w', 'other', '{duration}')")
-            assert await bench.connection.fetchval(READ_OF_WATCHES) - before <= 3 * 2000 + 20
+            assert await bench.connection.fetchval(READ_OF_WATCHES) - before <= 2000 + 20
             assert await bench.connection.fetchval(by_name) - blocks <= 20
 
 

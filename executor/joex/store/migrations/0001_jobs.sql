@@ -515,7 +515,7 @@ CREATE TABLE joex_private.watch (
     for_workers boolean NOT NULL DEFAULT false,
     PRIMARY KEY (name, queue, for_workers)    -- (a worker may have the name of an operator)
 );
--- (A submission finds the watch of its queue that lasts longest; a new watch finds those that ended first.)
+-- (A submission finds the watch of its queue that lasts longest; operators and the maintenance find those that ended first.)
 CREATE INDEX watch_of_queue ON joex_private.watch (queue, for_workers, until);
 CREATE INDEX watch_until ON joex_private.watch (until);
 
