@@ -67,6 +67,7 @@ class Taker:
         # The number of the latest attempt to give back. What was sent before it, and is carried out after it, has a
         # lower one, and does nothing: see give_back_unknown in sql/.
         self._give_back_nr = 0
+        self._next_look: asyncio.Handle | None = None
         self._locked_retry_in = _LOCKED_RETRY_IN
         self._take_lock = asyncio.Lock()  # held during a take
         self._is_stopped = False
@@ -90,10 +91,7 @@ class Taker:
         task may block the loop), and more are sent to it by connections that are not broken yet. So look again later.
         """
         for seconds in _DOUBT_AFTER:
-            self._look_in(seconds)
-
-    def _look_in(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._look)
+            asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
         self._is_in_doubt = True
@@ -205,7 +203,10 @@ class Taker:
         self._give_back_nr += 1
         known = list(self._runner.runs)
         if await executors.give_back_unknown(connection, self._executor, self._give_back_nr, known):
-            self._look_in(_LOOK_AGAIN_IN)  # another transaction may have locked some
+            # Another transaction may have locked some. (One more look, however many have found some since the last.)
+            if self._next_look is not None:
+                self._next_look.cancel()
+            self._next_look = asyncio.get_running_loop().call_later(_LOOK_AGAIN_IN, self._look)
 
     async def _found_less(self, connection: Any) -> float:
         """There was less work than free slots; returns for how long to sleep."""
