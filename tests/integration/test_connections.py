@@ -268,24 +268,6 @@ async def test_a_run_that_would_wait_for_a_second_connection_for_ever_fails(data
         assert "but holds one already" in next(job.error for job in jobs if job.state == "failed")
 
 
-async def test_code_that_would_wait_for_ever_for_the_block_that_has_started_it_fails(database_url):
-    app = joex.App()
-
-    @app.task("gathered", retries=0)
-    async def gathered(ctx):
-        async def one():
-            async with ctx.connection():
-                pass
-
-        async with ctx.connection():
-            await asyncio.gather(one(), one())
-
-    async with client_of(database_url) as client, executor_inside(app, database_url, pool_size=1):
-        job = await client.wait(await client.submit("gathered"), timeout=PATIENCE)
-        assert job.state == "failed"
-        assert "the block that started this code" in job.error
-
-
 async def test_blocks_of_one_run_may_wait_for_each_others_connection(database_url):
     app = joex.App()
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -26,13 +24,9 @@ _HELD = 8_000_000  # bytes of a statement that proxies and kernels on the way ho
 _SLOWEST = 500_000  # and bytes a second with which they pass them on
 
 _NESTED = (
-    "this code waits for a connection, but holds one already (or the block that started this code does), and so does "
-    "the code that holds each other one: end the block of ctx.connection() before ctx.transaction(), or use one "
-    "connection for both"
+    "this code waits for a connection, but holds one already, and so does the code that holds each other one: end the "
+    "block of ctx.connection() before ctx.transaction(), or use one connection for both"
 )
-
-_around: ContextVar[tuple[Any, ...]] = ContextVar("_around", default=())
-"""The connections of the blocks in which this code is, or was started."""
 
 _AT_WORK = statement("""
     SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND (state IS NULL OR state NOT LIKE 'idle%')
@@ -49,36 +43,33 @@ class TaskConnections:
 
     def __init__(self, pool: asyncpg.Pool[Any]) -> None:
         self._pool = pool
-        self._lent: set[PoolConnectionProxy[Any]] = set()
-        self._asking: dict[Any, tuple[Any, ...]] = {}  # the asyncio tasks that wait for one, with those around them
+        self._lent: dict[PoolConnectionProxy[Any], Any] = {}  # each with the asyncio task that has it
+        self._asking: set[Any] = set()  # the asyncio tasks that wait for a connection
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[PoolConnectionProxy[Any]]:
         """A connection, for the time of a block.
 
         Raises:
-            ConfigError: each of them is held by a block in which code waits for one more: that is for ever.
+            ConfigError: each of them is held by a block in which its asyncio task waits for one more: that is for ever.
         """
         connection: Any = None
-        task, around = asyncio.current_task(), _around.get()
+        task = asyncio.current_task()
         try:
-            self._asking[task] = around
-            is_full = len(self._lent) == self._pool.get_max_size()
-            if is_full and self._lent.issubset(chain.from_iterable(self._asking.values())):
+            self._asking.add(task)
+            if len(self._lent) == self._pool.get_max_size() and self._asking.issuperset(self._lent.values()):
                 raise ConfigError(_NESTED)
             async with lent(self._pool) as connection:
-                del self._asking[task]
-                self._lent.add(connection)
-                _around.set((*around, connection))
+                self._asking.discard(task)
+                self._lent[connection] = task
                 yield connection
         except BREAKS:
             if connection is not None:  # it may be in its reset, for whose answer the pool would wait
                 drop(connection)
             raise
         finally:
-            _around.set(around)
-            self._asking.pop(task, None)
-            self._lent.discard(connection)
+            self._asking.discard(task)
+            self._lent.pop(connection, None)
 
     async def watch(self, pool: asyncpg.Pool[Any], url: str) -> None:
         """End connections with silent links, until cancelled.
