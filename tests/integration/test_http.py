@@ -1374,7 +1374,14 @@ def test_a_burst_of_callers_waits_until_it_is_accepted():
             callers.enter_context(socket.create_connection(listener.getsockname(), timeout=PATIENCE))
 
 
-async def test_a_caller_that_is_far_ahead_of_its_answer_gets_it_and_the_end(nowhere, executor):
+async def test_a_caller_that_is_far_ahead_of_its_answer_gets_it_and_the_end(nowhere, executor, monkeypatch):
+    complete = slow_callers.TimedProtocol.on_response_complete
+
+    def complete_while_more_comes(self: Any) -> None:
+        complete(self)
+        writer.write(b"x")
+
+    monkeypatch.setattr(slow_callers.TimedProtocol, "on_response_complete", complete_while_more_comes)
     async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection(*address.split(":"))
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 2 * slow_callers.MOST_AHEAD)

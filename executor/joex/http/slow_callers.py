@@ -303,7 +303,7 @@ class _Transport:
         """Send all, and that this is all; drop what comes until the caller has ended, too, or for a moment."""
         if self.is_closing():
             return
-        if self._conn.their_state in (h11.SEND_BODY, h11.ERROR):
+        if self._conn.their_state in (h11.SEND_BODY, h11.ERROR) or self._conn.trailing_data[0]:  # (a further request)
             if self._transport.can_write_eof():  # TLS has no such half
                 self._transport.write_eof()
             self._limit = asyncio.get_running_loop().call_later(PARTS_WITHIN, self.finish)
