@@ -733,10 +733,7 @@ async def test_workers_of_one_token_that_wait_leave_places_to_those_of_others(  
 ):
     monkeypatch.setattr(route, limit, 3)
     async with http_as("work", queues=["mails"]) as many, http_as("work", queues=["prints"]) as few:
-        waiting: list[asyncio.Task[httpx.Response]] = []
-        for _ in range(3):
-            waiting.append(asyncio.create_task(many.post("/api/v1/accept", json={"type": "mails", "wait": "60s"})))
-            await eventually(lambda: len(application.state.calls._waiting) == len(waiting), why="it waits")
+        waiting = await waits(application, many, "mails", 3)
         few_waits = asyncio.create_task(few.post("/api/v1/accept", json={"type": "prints", "wait": "60s"}))
         assert (await asyncio.wait_for(waiting.pop(0), PATIENCE)).status_code == 204  # the first one, a minute early
         for other, type_ in ((many, "mails"), (few, "prints")):  # two and one: both would have more than the other
@@ -746,6 +743,47 @@ async def test_workers_of_one_token_that_wait_leave_places_to_those_of_others(  
         assert (await few_waits).status_code == 200
         await client.submit_many([NewJob("t", {}, "acme", "mails")] * 2)
         assert [(await one).status_code for one in waiting] == [200, 200]
+
+
+async def test_a_call_for_a_job_that_is_refused_ends_no_wait_of_others(application, http_as, client, monkeypatch):
+    monkeypatch.setattr(route, "MOST_REQUESTS", 2)
+    async with (
+        http_as("work", queues=["mails"]) as many,
+        http_as("work", queues=["prints"]) as few,
+        http_as("work", groups=["acme"]) as of_group,
+    ):
+        waiting = await waits(application, many, "mails", 2)
+        for http, body, status in (
+            (few, {"type": "mails", "wait": "60s"}, 403),
+            (few, {"type": "prints", "wait": "an hour"}, 400),
+            (of_group, {"type": "prints", "wait": "60s"}, 403),
+        ):
+            assert (await http.post("/api/v1/accept", json=body)).status_code == status
+        await client.submit_many([NewJob("t", {}, "acme", "mails")] * 2)
+        assert [(await one).status_code for one in waiting] == [200, 200]
+
+
+async def test_calls_for_a_job_that_are_not_judged_yet_are_few_beyond_the_most(application, http_as, monkeypatch):
+    """They hold connections that probes need, and a look-up of their token may take long."""
+    monkeypatch.setattr(route, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(route, "MOST_UNJUDGED", 0)
+    async with http_as("work", queues=["mails"]) as many, http_as("work", queues=["prints"]) as few:
+        waiting = await waits(application, many, "mails", 2)
+        answer = await few.post("/api/v1/accept", json={"type": "prints"})
+        assert (answer.status_code, answer.json()["detail"]) == (503, "2 calls are being served: try again")
+        application.state.closing.set()
+        assert [(await one).status_code for one in waiting] == [204, 204]
+
+
+async def waits(
+    application: Any, http: httpx.AsyncClient, type_: str, number: int
+) -> list[asyncio.Task[httpx.Response]]:
+    """Calls that wait for a job, in their order."""
+    waiting: list[asyncio.Task[httpx.Response]] = []
+    for _ in range(number):
+        waiting.append(asyncio.create_task(http.post("/api/v1/accept", json={"type": type_, "wait": "60s"})))
+        await eventually(lambda: len(application.state.calls._waiting) == len(waiting), why="it waits")
+    return waiting
 
 
 async def test_calls_of_one_tenant_leave_connections_to_those_of_others_however_long_each_takes(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from math import inf
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.routing import APIRoute
@@ -35,6 +35,8 @@ MOST_AT_WORK = 4
 """Calls of a tenant that is bound that are parsed and answered at a time, besides lists, changes (`joex.http.turns`)
 and calls for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
 _WAITS = "/api/v1/accept"
+MOST_UNJUDGED = 50
+"""Calls for a job beyond `MOST_REQUESTS` until each ends a wait: first it is judged by its body, too."""
 MOST_COMING = 50
 """Calls of a tenant whose bodies are on the way: they hold connections, which probes need too."""
 
@@ -73,7 +75,8 @@ class Route(APIRoute):
                 except ClientDisconnect as error:
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
                 most = MOST_OF_TENANT if caller.bounds.are_set else inf
-                with calls.served(caller.tenant, most, getattr(request.state, UNREAD), may_wait=may_wait):
+                unread: ExitStack = getattr(request.state, UNREAD)
+                with calls.served(caller.tenant, most, unread, may_wait=may_wait):
                     if caller.bounds.are_set:
                         if takes_turns:
                             at_work = calls.at_work.of(caller.tenant, MOST_AT_WORK)
@@ -148,18 +151,30 @@ class Calls:
             tenant: who calls.
             most: calls of the tenant whose answers are not read.
             unread: ends when the answer is read.
-            may_wait: it may wait for a job: where all places are taken, it may end the wait of another for its own.
+            may_wait: it may wait for a job: where all places are taken, it ends a wait for its own by `make_place`.
 
         Raises:
             HTTPException: 503: there are too many, of this tenant or of all.
         """
         if self._unread[tenant] >= most:
             refuse(f"{most} of your calls are being served: try again")
-        if self._served.total() >= MOST_REQUESTS and not (may_wait and self._ends_a_wait(self._served[tenant])):
-            refuse(f"{MOST_REQUESTS} calls are being served: try again")
+        if (beyond := self._served.total() - MOST_REQUESTS) >= 0:
+            other = self._with_more_waits(self._served[tenant])
+            if not (may_wait and other is not None and beyond < MOST_UNJUDGED):
+                _refuse_all()
         unread.enter_context(counted(self._unread, tenant))
         with counted(self._served, tenant):
             yield
+
+    def make_place(self, tenant: Hashable) -> None:
+        """End a wait for a call of this tenant that may wait and is right, if more are served than may be.
+
+        Raises:
+            HTTPException: 503: no other tenant has more waits than this one has calls.
+        """
+        others = self._served[tenant] - 1
+        if self._served.total() > MOST_REQUESTS and not self._ends_a_wait_of(self._with_more_waits(others)):
+            _refuse_all()
 
     @contextmanager
     def waiting(self, tenant: Hashable) -> Iterator[asyncio.Event]:
@@ -168,7 +183,8 @@ class Calls:
         Raises:
             HTTPException: 503: too many wait, and no other tenant has more of them than this one.
         """
-        if len(self._waiting) >= MOST_WAITING and not self._ends_a_wait([*self._waiting.values()].count(tenant)):
+        own = [*self._waiting.values()].count(tenant)
+        if len(self._waiting) >= MOST_WAITING and not self._ends_a_wait_of(self._with_more_waits(own)):
             refuse(f"{MOST_WAITING} calls wait for a job: try again")
         must_end = asyncio.Event()
         self._waiting[must_end] = tenant
@@ -177,12 +193,20 @@ class Calls:
         finally:
             self._waiting.pop(must_end, None)
 
-    def _ends_a_wait(self, own: int) -> bool:
-        """Whether the longest wait of the tenant with most of them ends: it has at least two more than these."""
-        [(tenant, most)] = Counter(self._waiting.values()).most_common(1) or [("", 0)]
-        if most <= own + 1:
+    def _with_more_waits(self, own: int) -> Hashable | None:
+        """The tenant with most waits, if it has at least two more than these."""
+        [(tenant, most)] = Counter(self._waiting.values()).most_common(1) or [(None, 0)]
+        return tenant if most > own + 1 else None
+
+    def _ends_a_wait_of(self, tenant: Hashable | None) -> bool:
+        """Whether this tenant has a wait: its longest one ends."""
+        longest = next((one for one, other in self._waiting.items() if other == tenant), None)
+        if longest is None:
             return False
-        longest = next(one for one, other in self._waiting.items() if other == tenant)
         del self._waiting[longest]
         longest.set()
         return True
+
+
+def _refuse_all() -> NoReturn:
+    refuse(f"{MOST_REQUESTS} calls are being served: try again")

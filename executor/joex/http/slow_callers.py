@@ -54,7 +54,8 @@ MOST_CONNECTIONS = 800
 """Open connections. Beyond, each new one ends the one that has been idle for longest, or else of those whose bodies are
 on the way the one that began first.
 
-At most `joex.http.route.MOST_REQUESTS` are neither: the others are left for probes, which come on new connections.
+At most `joex.http.route.MOST_REQUESTS`, and `MOST_UNJUDGED` for a moment, are neither: the others are left for probes,
+which come on new connections.
 """
 
 

@@ -86,6 +86,8 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
     if caller.groups is not None:
         refuse_if_bound(caller)
     caller.check_place(name_of("type", body.type), "", of_queue="type")
+    calls: Calls = request.app.state.calls
+    calls.make_place(caller.tenant)
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     turns: Turns = request.app.state.accepting
     turn = turns.of(caller.tenant, MOST_ACCEPTING) if caller.bounds.are_set else None
@@ -95,7 +97,6 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
     take = partial(accept, body.type, worker=body.worker, turn=turn, deadline=deadline, **limit)
     job = await unless_disconnected(request, take())  # and fail at once if the database is away
     if job is None and deadline is not None and clock() < deadline:
-        calls: Calls = request.app.state.calls
         with calls.waiting(caller.tenant) as must_end:
             job = await unless_disconnected(request, take(waits=True), must_end)
     if job is not None:
