@@ -745,6 +745,41 @@ async def test_workers_of_one_token_that_wait_leave_places_to_those_of_others(  
         assert [(await one).status_code for one in waiting] == [200, 200]
 
 
+@pytest.mark.parametrize("report", ["update", "finish", "give-back"])
+async def test_a_report_ends_a_wait_where_all_places_are_taken_but_none_of_a_tenant_with_as_few(
+    application, http_as, client, monkeypatch, report
+):
+    """Without it the job would be lost to the run."""
+    await client.submit("t", queue="prints")
+    async with http_as("work", queues=["mails"]) as many, http_as("work", queues=["prints"]) as few:
+        job = (await few.post("/api/v1/accept", json={"type": "prints"})).json()
+        run = {"job": job["job"], "lock_id": job["lock_id"]}
+        monkeypatch.setattr(route, "MOST_REQUESTS", 2)
+        waiting = await waits(application, many, "mails", 2)
+        assert (await few.post(f"/api/v1/{report}", json=run)).status_code == 200
+        assert (await asyncio.wait_for(waiting.pop(0), PATIENCE)).status_code == 204  # the first one, a minute early
+        monkeypatch.setattr(route, "MOST_REQUESTS", 1)
+        answer = await few.post(f"/api/v1/{report}", json=run)
+        assert (answer.status_code, answer.json()["detail"]) == (503, "1 calls are being served: try again")
+        await client.submit("t", queue="mails")
+        assert (await waiting[0]).status_code == 200
+
+
+@pytest.mark.parametrize("limit", ["MOST_REQUESTS", "MOST_OF_TENANT"])
+async def test_a_report_finds_a_place_beside_the_waits_of_its_own_tenant(
+    application, http_as, client, monkeypatch, limit
+):
+    await client.submit("t", queue="mails")
+    async with http_as("work", queues=["mails"]) as http:
+        job = (await http.post("/api/v1/accept", json={"type": "mails"})).json()
+        monkeypatch.setattr(route, limit, 1)
+        waiting = await waits(application, http, "mails", 1)
+        assert (await http.post("/api/v1/accept", json={"type": "mails"})).status_code == 503
+        run = {"job": job["job"], "lock_id": job["lock_id"]}
+        assert (await http.post("/api/v1/finish", json=run)).status_code == 200
+        assert (await asyncio.wait_for(waiting[0], PATIENCE)).status_code == 204
+
+
 async def test_a_call_for_a_job_that_is_refused_ends_no_wait_of_others(application, http_as, client, monkeypatch):
     monkeypatch.setattr(route, "MOST_REQUESTS", 2)
     async with (

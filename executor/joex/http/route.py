@@ -35,6 +35,7 @@ MOST_AT_WORK = 4
 """Calls of a tenant that is bound that are parsed and answered at a time, besides lists, changes (`joex.http.turns`)
 and calls for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
 _WAITS = "/api/v1/accept"
+_REPORTS = frozenset({"/api/v1/update", "/api/v1/finish", "/api/v1/give-back"})
 MOST_UNJUDGED = 50
 """Calls for a job beyond `MOST_REQUESTS` until each ends a wait: first it is judged by its body, too."""
 MOST_COMING = 50
@@ -57,7 +58,7 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What serves a call."""
         handle, needs = super().get_route_handler(), needs_of(self)
-        may_wait = self.path == _WAITS
+        may_wait, reports = self.path == _WAITS, self.path in _REPORTS
         takes_turns = not may_wait and not has_line(self.dependant)
 
         async def judge_and_handle(request: Request) -> Response:
@@ -76,7 +77,7 @@ class Route(APIRoute):
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
                 most = MOST_OF_TENANT if caller.bounds.are_set else inf
                 unread: ExitStack = getattr(request.state, UNREAD)
-                with calls.served(caller.tenant, most, unread, may_wait=may_wait):
+                with calls.served(caller.tenant, most, unread, may_wait=may_wait, reports=reports):
                     if caller.bounds.are_set:
                         if takes_turns:
                             at_work = calls.at_work.of(caller.tenant, MOST_AT_WORK)
@@ -141,7 +142,9 @@ class Calls:
             yield
 
     @contextmanager
-    def served(self, tenant: Hashable, most: float, unread: ExitStack, *, may_wait: bool = False) -> Iterator[None]:
+    def served(
+        self, tenant: Hashable, most: float, unread: ExitStack, *, may_wait: bool = False, reports: bool = False
+    ) -> Iterator[None]:
         """While a call of this tenant is served, whose body is here.
 
         Until its answer is read, it counts for its tenant alone: callers that do not read keep no place from others,
@@ -152,15 +155,17 @@ class Calls:
             most: calls of the tenant whose answers are not read.
             unread: ends when the answer is read.
             may_wait: it may wait for a job: where all places are taken, it ends a wait for its own by `make_place`.
+            reports: it reports a run, which may be lost otherwise: likewise, but at once; or of its own tenant.
 
         Raises:
             HTTPException: 503: there are too many, of this tenant or of all.
         """
-        if self._unread[tenant] >= most:
+        if self._unread[tenant] >= most and not (reports and self._ends_a_wait_of(tenant)):
             refuse(f"{most} of your calls are being served: try again")
         if (beyond := self._served.total() - MOST_REQUESTS) >= 0:
             other = self._with_more_waits(self._served[tenant])
-            if not (may_wait and other is not None and beyond < MOST_UNJUDGED):
+            may_go_on = may_wait and other is not None and beyond < MOST_UNJUDGED
+            if not may_go_on and not (reports and (self._ends_a_wait_of(other) or self._ends_a_wait_of(tenant))):
                 _refuse_all()
         unread.enter_context(counted(self._unread, tenant))
         with counted(self._served, tenant):
