@@ -118,8 +118,8 @@ def routes_of(router: APIRouter) -> list[APIRoute]:
 class Calls:
     """Counts the calls of each tenant that are being served (`joex.http.caller.Caller.tenant`).
 
-    ``at_work``: the turns of those that are parsed and answered; ``to_begin``: of those that begin, lists too; ``pace``: the
-    bytes that it is answered with.
+    ``at_work``: the turns of those that are parsed and answered; ``to_begin``: of those that begin, lists too;
+    ``pace``: the bytes that it is answered with.
     """
 
     def __init__(self) -> None:
