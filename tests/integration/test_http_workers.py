@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from joex import Client
 from joex.cli import executor as executor_command
 from joex.config import Settings
+from joex.core import tuples
 from joex.http import worker_models
 from joex.http.api import create_api
 from joex.http.listening import listen
@@ -585,7 +586,60 @@ async def test_jobs_are_listed_and_counted_by_their_state(call):
     for state, ids in (("finished", [0]), ("running", [1]), ("pending", [2, 3, 4])):
         found = await call.ok("keyed/list", type="resize", state=state)
         assert [job["id"] for job in found["jobs"]] == ids
-    assert await call.ok("keyed/active", type="resize") == {"ids": [1]}
+    assert await call.ok("keyed/active", type="resize") == {"ids": [1], "more": False}
+
+
+async def running(call: Calls, *ids: Any, **opts: Any) -> None:
+    """Add jobs, and accept them."""
+    for job_id in ids:
+        await call.add(job_id, opts=opts)
+        await call.accept()
+
+
+@pytest.mark.parametrize("path", ["keyed/list", "keyed/active"])
+async def test_in_a_list_of_long_ids_the_event_loop_does_other_work_after_each_of_them(call, monkeypatch, path):
+    await running(call, *([nr, *[0] * 900] for nr in range(5)))
+    done, passes = 0, dict[str, list[int]]()
+
+    async def other_work() -> None:
+        nonlocal done
+        while True:
+            done += 1
+            await asyncio.sleep(0)
+
+    def noted(name: str, made: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def make(value: Any) -> Any:
+            passes.setdefault(name, []).append(done)
+            return made(value)
+
+        return make
+
+    for name in ("unpack", "to_json"):
+        monkeypatch.setattr(tuples, name, noted(name, getattr(tuples, name)))
+    other = asyncio.create_task(other_work())
+    await call.ok(path, type="resize")
+    other.cancel()
+    assert len(set(passes["unpack"])) == len(passes["unpack"]) == 5
+    assert set(passes["to_json"]) == set(passes["unpack"])
+
+
+@pytest.mark.parametrize(("path", "name", "pages"), [("list", "jobs", [1, 1, 1]), ("active", "ids", [2, 1])])
+async def test_a_page_of_long_ids_and_priorities_ends_at_a_limit_and_the_next_one_goes_on(
+    call, monkeypatch, path, name, pages
+):
+    monkeypatch.setattr("joex.http.keyed._MOST_PACKED", 1000)
+    ids = [[nr, "x" * 450] for nr in range(3)]
+    await running(call, *ids, priority="x" * 600)
+    found: list[Any] = []
+    sizes, more = [], True
+    while more:
+        page = await call.ok(f"keyed/{path}", type="resize", **({"after": found[-1]} if found else {}))
+        found += [one["id"] if path == "list" else one for one in page[name]]
+        more = page["more"]
+        sizes.append(len(page[name]))
+    assert (found, sizes) == (ids, pages)
+    page = await call.ok(f"keyed/{path}", type="resize", limit=1)
+    assert (len(page[name]), page["more"]) == (1, True)
 
 
 # Authentication, and trouble

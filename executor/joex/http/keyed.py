@@ -5,12 +5,14 @@ Ids may be any values, so they are in the body, and all calls are POST.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request, Response, status
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
@@ -23,11 +25,18 @@ from joex.http.dependencies import TheClient, TheReport, TheTraceContext, TheTur
 from joex.http.errors import Answers, Problem, problem, problems
 from joex.http.route import Route
 from joex.http.values import Shown
-from joex.http.visible import most_bytes
-from joex.http.worker_models import AddBody, CountBody, JobNameBody, ListBody, ResubmitBody, TypeBody
+from joex.http.visible import MOST_BYTES, most_bytes
+from joex.http.worker_models import ActiveBody, AddBody, CountBody, JobNameBody, ListBody, ResubmitBody
 from joex.store import keyed
 from joex.store.statement import Connection
 from joex.tracing import receiving
+
+_MOST_PACKED = MOST_BYTES // 10
+"""Bytes of packed types, ids and priorities in one list, which take ten times as long as those of payloads."""
+_PIECE, _REST = 900, 3
+"""A list writes so many of these bytes at a time, and then rests for so many times as long: two lists at a time
+(`joex.http.turns.MOST_REPORTS`) leave the event loop half of its time."""
+_Row = TypeVar("_Row")
 
 routes = APIRouter(route_class=Route, tags=["keyed jobs"], responses=refusals(503))
 
@@ -89,10 +98,14 @@ class ShownJob(BaseModel):
     opts: ShownOpts
 
 
+_JOB: TypeAdapter[ShownJob] = TypeAdapter(ShownJob)
+_ID: TypeAdapter[Any] = TypeAdapter(Shown)
+
+
 class JobsOfType(BaseModel):
     """A page of jobs in the order of their ids; ``more``: whether others follow.
 
-    A page ends before ``limit`` where options have 4 MB together.
+    A page ends before ``limit`` where options have 4 MB together, or types, ids and priorities 400 kB (packed).
     """
 
     jobs: list[ShownJob]
@@ -108,9 +121,13 @@ class Counts(BaseModel):
 
 
 class ActiveIds(BaseModel):
-    """The ids of the running jobs of a type."""
+    """A page of the ids of the running jobs of a type, in their order; ``more``: whether others follow.
+
+    A page ends before ``limit`` where the ids have 400 kB together (packed).
+    """
 
     ids: list[Shown]
+    more: bool
 
 
 _CONFLICT: Answers = {
@@ -243,27 +260,28 @@ async def get_keyed_job(body: JobNameBody, client: TheClient, caller: TheCaller)
     return refused("not_found") if row is None else _shown(keyed_job(row))
 
 
-@routes.post(
-    "/api/v1/keyed/list",
-    response_model=JobsOfType,
-    response_model_exclude_unset=True,
-    dependencies=[needs(Scope.VIEW, Scope.SUBMIT)],
-)
-async def list_keyed_job(body: ListBody, client: TheClient, caller: TheCaller, report: TheReport) -> JobsOfType:
+@routes.post("/api/v1/keyed/list", response_model=JobsOfType, dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
+async def list_keyed_job(body: ListBody, client: TheClient, caller: TheCaller, report: TheReport) -> Response:
     """List the jobs of a type in the order of their ids."""
-    after = pack("after", body.after) if "after" in body.model_fields_set else None
     states = None if body.state is None else [ours for ours, theirs in STATES.items() if theirs == body.state]
-    async with report, client.using() as connection:
-        rows, more = await keyed.list_keyed(
-            connection,
-            name_of("type", body.type),
-            after,
-            states,
-            body.limit,
-            bounds=caller.bounds,
-            most_bytes=most_bytes(caller),
+    async with report:
+        async with client.using() as connection:
+            rows, more = await keyed.list_keyed(
+                connection,
+                name_of("type", body.type),
+                _after(body),
+                states,
+                body.limit,
+                bounds=caller.bounds,
+                most_bytes=most_bytes(caller),
+            )
+        return await _page(
+            "jobs",
+            rows,
+            lambda row: len(row.type) + len(row.key or b"") + len(row.rank),
+            lambda row: _JOB.dump_json(_shown(keyed_job(row)), exclude_unset=True),
+            more=more,
         )
-    return JobsOfType(jobs=[_shown(keyed_job(row)) for row in rows], more=more)
 
 
 @routes.post("/api/v1/keyed/count", dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
@@ -274,12 +292,52 @@ async def count_keyed_job(body: CountBody, client: TheClient, caller: TheCaller,
         return Counts(**await keyed.count(connection, name_of("type", body.type), most, caller.bounds))
 
 
-@routes.post("/api/v1/keyed/active", dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
-async def list_active_jobs(body: TypeBody, client: TheClient, caller: TheCaller, report: TheReport) -> ActiveIds:
-    """List the ids of the running jobs of a type."""
-    async with report, client.using() as connection:
-        keys = await keyed.active(connection, name_of("type", body.type), caller.bounds)
-    return ActiveIds(ids=[tuples.unpack(key) for key in keys])
+@routes.post("/api/v1/keyed/active", response_model=ActiveIds, dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
+async def list_active_jobs(body: ActiveBody, client: TheClient, caller: TheCaller, report: TheReport) -> Response:
+    """List the ids of the running jobs of a type, in their order."""
+    name, after, most = name_of("type", body.type), _after(body), body.limit
+    async with report:
+        async with client.using() as connection:
+            keys = await keyed.active(connection, name, caller.bounds, after=after, most=most + 1)
+        return await _page(
+            "ids", keys[:most], len, lambda key: _ID.dump_json(tuples.unpack(key)), more=len(keys) > most
+        )
+
+
+def _after(body: ActiveBody) -> bytes | None:
+    return pack("after", body.after) if "after" in body.model_fields_set else None
+
+
+async def _page(
+    name: str, rows: Sequence[_Row], packed: Callable[[_Row], int], written: Callable[[_Row], bytes], *, more: bool
+) -> Response:
+    """Answer with these rows, or as many of them as the limit allows, but one at least.
+
+    They are made piece by piece: in between, the event loop serves other calls and runs.
+
+    Args:
+        name: of the rows in the answer.
+        rows: of the database.
+        packed: the bytes of a row that count.
+        written: the JSON of a row.
+        more: whether there are others than these.
+    """
+    texts: list[bytes] = []
+    left, piece, time = _MOST_PACKED, 0, asyncio.get_running_loop().time
+    began = time()
+    for row in rows:
+        size = packed(row)
+        left -= size
+        if texts and left < 0:
+            more = True
+            break
+        texts.append(written(row))
+        piece += size
+        if piece >= _PIECE:
+            await asyncio.sleep((time() - began) * _REST)
+            piece, began = 0, time()
+    content = b'{"%b":[%b],"more":%b}' % (name.encode(), b",".join(texts), b"true" if more else b"false")
+    return Response(content, media_type="application/json")
 
 
 def _shown(job: KeyedJob) -> ShownJob:

@@ -161,11 +161,17 @@ class ResubmitBody(JobNameBody):
     lock_id: Id | None = Field(None, description="the lock id of the run, if the run itself calls")
 
 
-class ListBody(TypeBody):
+class ActiveBody(TypeBody):
+    """Which running jobs of a type."""
+
+    after: Value = Field(default_factory=_left_out, description="the id of the last job of the previous page")
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED), Whole] = Field(MOST_LISTED, description="at most this many")
+
+
+class ListBody(ActiveBody):
     """Which jobs of a type."""
 
     state: Literal["pending", "running", "finished"] | None = Field(None, description="only in this state")
-    after: Value = Field(default_factory=_left_out, description="the id of the last job of the previous page")
     limit: Annotated[int, Field(ge=1, le=MOST_LISTED), Whole] = Field(100, description="at most this many")
 
 

@@ -89,6 +89,7 @@ _COUNT = planned_anew("""
 _ACTIVE = planned_anew("""
     SELECT key FROM joex_private.held WHERE state = 'running' AND task = $1::text AND key IS NOT NULL
       AND ($2::text[] IS NULL OR queue = ANY ($2)) AND ($3::text[] IS NULL OR grp = ANY ($3))
+      AND ($4::bytea IS NULL OR key > $4) ORDER BY key LIMIT $5::integer
 """)
 
 
@@ -203,11 +204,18 @@ async def count(
         return dict(await connection.fetchrow(_COUNT, job_type, max_rank, bounds.queues, bounds.groups) or {})
 
 
-async def active(connection: Connection, job_type: str, bounds: Bounds = EVERYTHING) -> list[bytes]:
-    """The keys of the jobs of a type that run."""
+async def active(
+    connection: Connection,
+    job_type: str,
+    bounds: Bounds = EVERYTHING,
+    *,
+    after: bytes | None = None,
+    most: int | None = None,
+) -> list[bytes]:
+    """The keys of the jobs of a type that run, in their order, after one of them; all, or at most so many."""
     with translated():
-        rows = await connection.fetch(_ACTIVE, job_type, bounds.queues, bounds.groups)
-    return sorted(row["key"] for row in rows)
+        rows = await connection.fetch(_ACTIVE, job_type, bounds.queues, bounds.groups, after, most)
+    return [row["key"] for row in rows]
 
 
 def row_of(row: Any) -> KeyedRow:
