@@ -139,7 +139,7 @@ async def test_of_several_that_drain_those_are_replaced_that_are_gone(bench):
 
 async def test_a_newcomer_counts_the_jobs_of_all_that_it_replaces(bench, pool):
     """It learns of one after the other."""
-    beside = []
+    beside: list[int] = []
     for jobs_held in (1, 2):
         beside.append(await bench.executor("app", pod_uid="pod", beside=beside))
         for _ in range(jobs_held):

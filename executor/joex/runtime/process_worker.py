@@ -40,10 +40,7 @@ if sys.platform == "win32":
 
 _CLOSE_WITHIN = 5.0
 # (Each costs a microsecond of each run, so the thirty without a name are left out.)
-_RESTORED = {number for number in signal.valid_signals() if isinstance(number, signal.Signals)} - {
-    signal.SIGKILL,
-    signal.SIGSTOP,
-}
+_RESTORED = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class Worker:

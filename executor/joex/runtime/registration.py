@@ -284,15 +284,15 @@ class Registration:
         self._emit(events.TrustEnded(len(self.runner.runs)))
         self.runner.give_back_unstarted()
         self.runner.give_back_exclusive()
-        self._kill_soon(lambda: self.keeper.is_trusted or self.runner.kill(exclusive=True))
+        self._kill_soon(lambda: None if self.keeper.is_trusted else self.runner.kill(exclusive=True))
 
     def _end_patience(self) -> None:
         """Interrupt all runs: their database is away for too long, or other executors run their jobs."""
         self._emit(events.PatienceEnded(len(self.runner.runs)))
         self.runner.interrupt_all(Interruption.GIVE_BACK)
-        self._kill_soon(lambda: self.keeper.is_trusted or self.runner.kill())
+        self._kill_soon(lambda: None if self.keeper.is_trusted else self.runner.kill())
 
-    def _kill_soon(self, kill: Callable[[], object]) -> None:
+    def _kill_soon(self, kill: Callable[[], None]) -> None:
         """Kill what does not react in time: a fifth of a lease after the end of trust the process would exit."""
         soon = min(_KILL_WITHIN, self._resources.settings.lease.total_seconds() / 8)
         asyncio.get_running_loop().call_later(soon, kill)
