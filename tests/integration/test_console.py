@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
@@ -193,11 +192,9 @@ async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, c
 
 
 @asynccontextmanager
-async def served(app: FastAPI, *, unsent: int | None = None) -> AsyncIterator[tuple[str, int]]:
-    """The address of a server of a console; ``unsent``: see `tests.integration.test_http.served`."""
+async def served(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
+    """The address of a server of a console."""
     listener = listen("127.0.0.1:0")
-    if unsent is not None:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)
     serving = asyncio.create_task(serve(app, listener))
     try:
         yield listener.getsockname()
@@ -1944,7 +1941,7 @@ async def test_a_page_counts_for_its_tenant_until_its_viewer_has_read_it_and_kee
     unread = unread_answers(monkeypatch)
     await client.submit_many([NewJob("a", {}, "acme") for _ in range(50)])
     known = [await token(Scope.VIEW, groups=["acme"]) for _ in range(viewers)]
-    async with served(create_console(client), unsent=4096) as (host, port), asyncio.timeout(PATIENCE):
+    async with served(create_console(client)) as (host, port), asyncio.timeout(PATIENCE):
         reader, writer = await slowly_connected(f"{host}:{port}")
         head = f"GET /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {known[0]}\r\nConnection: close\r\n\r\n"
         writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
@@ -1966,7 +1963,7 @@ async def test_a_stop_waits_for_no_viewer_that_does_not_read_its_page_and_logs_n
     monkeypatch.setattr(server, "_GO_ON_WITHIN", 0)
     unread = unread_answers(monkeypatch)
     await client.submit_many([NewJob("a", {}, "acme") for _ in range(50)])
-    async with served(create_console(client, Access(token=OWNERS)), unsent=4096) as (host, port):
+    async with served(create_console(client, Access(token=OWNERS))) as (host, port):
         _, writer = await slowly_connected(f"{host}:{port}")
         writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
         writer.write(f"GET /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {OWNERS}\r\n\r\n".encode())

@@ -23,7 +23,7 @@ from joex import Client, ConfigError
 from joex.config import Settings
 from joex.core.job import RunningJob
 from joex.core.priority_turns import CountingScheme
-from joex.http import bodies, queues, route, server, slow_callers
+from joex.http import bodies, listening, queues, route, server, slow_callers
 from joex.http.api import LARGEST_BODY, create_api
 from joex.http.caller import Needs
 from joex.http.listening import listen
@@ -974,13 +974,8 @@ async def test_there_is_no_page_that_loads_scripts_from_elsewhere(alone, path):
 
 
 @asynccontextmanager
-async def served(
-    client: Client, executor: Executor, *, unsent: int | None = None
-) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
-    """A server; ``unsent``: the bytes that the system takes of an answer that its caller does not read."""
+async def served(client: Client, executor: Executor) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     with listen("127.0.0.1:0") as listener:
-        if unsent is not None:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)
         address = "{}:{}".format(*listener.getsockname())
         serving = asyncio.create_task(serve(create_api(Settings(), client, executor, page), listener))
         try:
@@ -1036,24 +1031,45 @@ async def test_a_call_that_takes_long_to_answer_is_not_disconnected(client, exec
             assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("reads", [False, True])
-async def test_a_caller_that_does_not_read_its_answer_is_disconnected(nowhere, executor, monkeypatch, reads):
-    monkeypatch.setattr(slow_callers, "READ_WITHIN", 0.2)
-    lost = asyncio.Event()
+def lost_connections(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[Exception | None]:
+    """Why connections end, as they do."""
+    lost: asyncio.Queue[Exception | None] = asyncio.Queue()
     end = slow_callers.TimedProtocol.connection_lost
 
     def connection_lost(self: Any, error: Exception | None) -> None:
         end(self, error)
-        lost.set()
+        lost.put_nowait(error)
 
     monkeypatch.setattr(slow_callers.TimedProtocol, "connection_lost", connection_lost)
-    async with served(nowhere, executor, unsent=4096) as (address, _), asyncio.timeout(PATIENCE):
+    return lost
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_caller_that_does_not_read_its_answer_is_disconnected(nowhere, executor, monkeypatch, reads):
+    monkeypatch.setattr(slow_callers, "READ_WITHIN", 0.2)
+    lost = lost_connections(monkeypatch)
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
         reader, writer = await slowly_connected(address)
         writer.write(f"GET /openapi.json HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
         if reads:
             body = (await reader.read(-1)).partition(b"\r\n\r\n")[2]
             assert json.loads(body)["openapi"]
-        await lost.wait()
+        await lost.get()
+        writer.close()
+
+
+async def test_a_caller_that_takes_nothing_of_a_small_answer_is_disconnected_by_the_system(
+    client, executor, monkeypatch
+):
+    """The answer has left Joex, and counts as read: the system keeps it."""
+    monkeypatch.setattr(listening, "READ_WITHIN", 0.5)
+    lost = lost_connections(monkeypatch)
+    job = await client.submit("a", {"x": "y" * 10_000})
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
+        _, writer = await slowly_connected(address)
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
+        writer.write(f"GET /api/v1/job/{job} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+        assert isinstance(await lost.get(), TimeoutError)
         writer.close()
 
 
@@ -1062,7 +1078,7 @@ async def test_a_caller_that_reads_a_large_answer_slowly_is_disconnected_only_wh
 ):
     monkeypatch.setattr(slow_callers, "LEAST_READ", 10_000)
     answering = unread_answers(monkeypatch)
-    async with served(nowhere, executor, unsent=4096) as (address, _), asyncio.timeout(PATIENCE):
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
         reader, writer = await slowly_connected(address)
         writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
         writer.write(f"GET /openapi.json HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
@@ -1089,7 +1105,7 @@ async def test_a_call_counts_for_its_token_until_its_answer_is_read_and_keeps_no
     path = f"/api/v1/job/{await client.submit('a', {'x': 'y' * 200_000}, group='acme')}"
     token = await tokens.create(connection, "acme's", ["view", "payloads"], groups=["acme"])
     headers = {"Authorization": f"Bearer {token}"}
-    async with served(client, executor, unsent=4096) as (address, _), asyncio.timeout(PATIENCE):
+    async with served(client, executor) as (address, _), asyncio.timeout(PATIENCE):
         reader, writer = await slowly_connected(address)
         writer.transport.pause_reading()  # type: ignore[attr-defined] # it is a ReadTransport too
         writer.write(

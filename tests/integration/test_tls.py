@@ -86,11 +86,8 @@ class Application:
 
 
 @asynccontextmanager
-async def served(files: Files, *, unsent: int | None = None) -> AsyncIterator[int]:
-    """A server with these files, in a loop as executors have it, whose TLS is another one; yields its port.
-
-    ``unsent``: the bytes that the system takes of an answer that its caller does not read.
-    """
+async def served(files: Files) -> AsyncIterator[int]:
+    """A server with these files, in a loop as executors have it, whose TLS is another one; yields its port."""
     certificate = Certificate(str(files.certificate), str(files.key), "JOEX_HTTP_TLS_CERTIFICATE")
     stop = threading.Event()
 
@@ -105,8 +102,6 @@ async def served(files: Files, *, unsent: int | None = None) -> AsyncIterator[in
             runner.run(serve_until_stopped())
 
     with listen("127.0.0.1:0") as listener:
-        if unsent is not None:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)
         running = asyncio.create_task(asyncio.to_thread(run))
         try:
             yield listener.getsockname()[1]
@@ -226,7 +221,7 @@ async def test_callers_that_read_no_answer_keep_no_other_waiting(authority, file
     def are_paused(many: int) -> bool:
         return len({one for one in unread if one.flow.write_paused}) >= many
 
-    async with served(files, unsent=4096) as port, AsyncExitStack() as stack:
+    async with served(files) as port, AsyncExitStack() as stack:
         monkeypatch.setattr(slow_callers.TimedProtocol, "pause_writing", pause_writing)
         for nr in range(3):
             slow = await asyncio.open_connection("localhost", port, ssl=trusting(authority))
@@ -258,7 +253,7 @@ async def test_the_last_part_of_a_large_answer_is_sent_when_its_caller_has_read_
         sent.set()
 
     monkeypatch.setattr(Application, "__call__", answer)
-    async with served(files, unsent=4096) as port, AsyncExitStack() as stack:
+    async with served(files) as port, AsyncExitStack() as stack:
         trusts = trusting(authority)
         reader, writer = await slowly_connected(f"127.0.0.1:{port}", ssl=trusts, server_hostname="localhost")
         stack.callback(writer.transport.abort)

@@ -14,6 +14,7 @@ from h11._state import MIGHT_SWITCH_PROTOCOL
 from starlette.types import Message, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from joex.http.listening import READ_WITHIN
 from joex.http.peer import Peer
 from joex.http.state import CALLER, PEER
 
@@ -23,10 +24,8 @@ HEAD_WITHIN = 10.0
 BODY_WITHIN = 60.0
 """Seconds from the end of the headers to the end of the body."""
 
-READ_WITHIN = 60.0
-"""Seconds in which a caller must read an answer, or at least `LEAST_READ` bytes of a large one."""
-
 LEAST_READ = 1_000_000
+"""Bytes of a large answer that a caller must read in `READ_WITHIN`."""
 
 PARTS_WITHIN = 1.0
 """Seconds in which the rest of a body that nobody reads is dropped, so that its caller gets the answer and no reset."""

@@ -11,7 +11,8 @@ from typing import NoReturn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from joex.http.certificate import Certificate
-from joex.http.slow_callers import LEAST_READ, MOST_CONNECTIONS, READ_WITHIN
+from joex.http.listening import READ_WITHIN
+from joex.http.slow_callers import LEAST_READ, MOST_CONNECTIONS
 
 HANDSHAKE_WITHIN = 10.0
 """Seconds from the connection to the end of its handshake."""
