@@ -206,7 +206,7 @@ class SignIn:
             if not caller.bounds.are_set:
                 return None
             await turn.enter_async_context(held(calls.at_work.of(caller.key, MOST_AT_WORK), closing))
-            async with calls.to_begin.beginning(caller.key, closing):
+            async with calls.to_begin.beginning(caller.tenant, closing):
                 await refuse_if_gone(request)
                 return await self._refusal(request.scope)  # its token may have been revoked meanwhile
         except HTTPException as error:

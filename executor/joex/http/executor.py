@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response, status
 from joex.core.access import Scope
 from joex.core.job import RunningJob
 from joex.errors import JoexError
-from joex.http.caller import TheCaller, acting, needs, refuse_if_bound
+from joex.http.caller import TheCaller, acting, needs
 from joex.http.dependencies import Done, TheClient, TheExecutor, refusals
 from joex.http.models import Name
 from joex.http.route import Route
@@ -55,23 +55,16 @@ async def info_version(executor: TheExecutor) -> Version:
     return Version(_VERSION, executor.app_id)
 
 
-@routes.post("/api/v1/notify", responses=refusals(503), dependencies=[needs(Scope.OPERATE)])
+@routes.post("/api/v1/notify", responses=refusals(503), dependencies=[needs(Scope.OPERATE, whole_system=True)])
 async def notify(
     executor: TheExecutor,
     client: TheClient,
-    caller: TheCaller,
     queue: Annotated[Name | None, Query(description="notify all executors of this queue")] = None,
 ) -> Done:
-    """Make this executor, or all executors of a queue, look for work now.
-
-    A token that is bound to queues must name one of them; one that is bound to groups is refused.
-    """
-    if queue is None or caller.groups is not None:
-        refuse_if_bound(caller)
+    """Make this executor, or all executors of a queue, look for work now."""
     if queue is None:
         executor.wake()
         return Done("looking for work")
-    caller.check_place(queue, "")
     return Done(f"executors of the queue {queue!r} asked to look for work: {await client.notify(queue)}")
 
 

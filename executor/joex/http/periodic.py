@@ -15,6 +15,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, status
 from pydantic import Field, PlainSerializer
+from starlette.concurrency import run_in_threadpool
 
 from joex.client.periodic import check_timer
 from joex.core.access import Scope
@@ -240,11 +241,12 @@ async def run_periodic_task_now(
     return Ran(job)
 
 
-@routes.post("/api/v1/calevent/check", responses=refusals(), dependencies=[needs(*Scope)])
-def check_calendar_event(body: TimerBody) -> TimerAnswer:
+@routes.post("/api/v1/calevent/check", responses=refusals(503), dependencies=[needs(*Scope)])
+async def check_calendar_event(body: TimerBody, report: TheReport) -> TimerAnswer:
     """Explain a timer, with its next times. A wrong timer gets an answer too, without success."""
     try:
-        found = check_timer(body.event, body.zone)
+        async with report:  # (it may take tens of milliseconds of the interpreter, beside which runs wait)
+            found = await run_in_threadpool(check_timer, body.event, body.zone)
     except InvalidJob as error:
         return TimerAnswer(success=False, message=str(error), event=None, next=[])
     said = "valid" if found.next else "valid, but never due again"
