@@ -1155,6 +1155,22 @@ async def test_answers_of_a_tenant_that_is_bound_have_a_pace_whatever_tokens_it_
         assert (await waits).json() == {"detail": "this server stops: try again"}
 
 
+async def test_lists_that_wait_in_line_have_that_pace_too(application, http_as, client, connection, monkeypatch):
+    """They have all begun before the first of them is answered."""
+    await client.submit("a", group="acme")
+    monkeypatch.setattr(turns, "ANSWERED_AT_ONCE", 0)
+    monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1e-3)
+    async with http_as("view", groups=["acme"]) as http:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE joex_private.job")
+            lists = [asyncio.create_task(http.get("/api/v1/jobs")) for _ in range(8)]
+            await eventually(lambda: application.state.reports._of.total() == len(lists), why="all are in line")
+        await eventually(lambda: sum(one.done() for one in lists) == turns.MOST_REPORTS, why="those of the first turns")
+        application.state.closing.set()
+        answers = Counter([(await one).status_code for one in lists])
+    assert answers == {200: turns.MOST_REPORTS, 503: len(lists) - turns.MOST_REPORTS}
+
+
 async def test_changes_of_four_tenants_leave_connections_to_the_submissions_of_others(
     application, http_as, client, connection, monkeypatch
 ):

@@ -356,6 +356,30 @@ async def test_steering_a_job_costs_what_one_job_costs(bench):
         assert_bounded(reading, 1)
 
 
+async def test_steering_a_job_that_was_planned_beside_few_jobs_reads_few_of_many(connection, another_connection):
+    """They are of a transaction that stays open: nothing tells the server to plan anew."""
+    few, other = Bench(connection), await another_connection()
+    for nr in range(20):
+        await few.submit(tracker=f"{nr}")
+    await connection.execute("ANALYZE joex_private.job")
+
+    async def steer(job_id: UUID) -> None:
+        assert await jobs.set_priority(connection, job_id, "high")
+        assert await jobs.set_args(connection, job_id, {"x": 1})
+        assert await jobs.cancel(connection, job_id) == "cancelled"
+        assert await jobs.retry(connection, job_id)
+        assert await connection.fetchval("SELECT joex.remove($1)", job_id) == "ok"
+
+    for nr in range(8):
+        await steer(await few.submit(tracker=f"before {nr}"))
+    async with other.transaction():
+        await other.execute("SELECT joex.submit_many(array_fill('a'::text, ARRAY[5000]))")
+        job_id, reading = await read_by(few, few.submit(tracker="one"))
+        assert_bounded(reading, 1)
+        _, reading = await read_by(few, steer(job_id))
+        assert_bounded(reading, 5)
+
+
 async def test_deleting_old_jobs_costs_as_much_as_are_deleted(bench):
     week = timedelta(days=7)
     (deleted, _), reading = await read_by(bench, jobs.delete_finished(bench.connection, ["success"], week, 200))

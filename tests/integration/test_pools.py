@@ -633,6 +633,22 @@ class TestWatch:
             assert await bench.connection.fetchval(READ_OF_WATCHES) - before <= 2000 + 20
             assert await bench.connection.fetchval(by_name) - blocks <= 20
 
+    async def test_a_submission_planned_beside_few_watches_reads_few_of_many(self, bench, another_connection):
+        """A worker may make them, for its queue, in a transaction that stays open: nothing tells the server then."""
+        await bench.connection.execute("SELECT joex_private.watch_for_workers('w', 'other', '1 hour')")
+        await bench.connection.execute("ANALYZE joex_private.watch")
+        for _ in range(10):
+            await bench.submit()
+        other, made = (
+            await another_connection(),
+            "SELECT joex_private.watch_for_workers('w' || $1::int, 'other', '1 hour')",
+        )
+        async with other.transaction(), bench.connection.transaction():
+            await other.executemany(made, [(nr,) for nr in range(2000)])
+            before = await bench.connection.fetchval(FETCHED_OF_WATCHES)
+            await bench.submit()
+            assert await bench.connection.fetchval(FETCHED_OF_WATCHES) - before <= 10
+
 
 MANY_WATCHES = """
     INSERT INTO joex_private.watch (queue, name, until, for_workers)
@@ -646,6 +662,7 @@ READ_OF_WATCHES = """
         SELECT indexrelid AS r FROM pg_index WHERE indrelid = 'joex_private.watch'::regclass
         UNION ALL SELECT 'joex_private.watch'::regclass) x
 """
+FETCHED_OF_WATCHES = READ_OF_WATCHES.replace("tuples_returned", "blocks_fetched")  # those of others' transactions, too
 
 
 def step(pool: str = "docs", *, namespace: str = "prod", home: str | None = None, **more: Any) -> pools.NewPoolStep:

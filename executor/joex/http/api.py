@@ -88,7 +88,8 @@ def create_api(
     api.state.client, api.state.executor = client, executor
     api.state.scrapes = Scrapes(metrics)
     api.state.turns, api.state.calls = Turns(), Calls()
-    api.state.reports, api.state.acts, api.state.accepting = line_of_reports(), line_of_acts(), Turns()
+    api.state.reports = line_of_reports(api.state.calls.pace)
+    api.state.acts, api.state.accepting = line_of_acts(), Turns()
     api.state.closing = asyncio.Event()  # set when the server stops: waiting calls end (see joex.http.disconnect)
     api.state.keyed = KeyedJobs(
         client.connections,

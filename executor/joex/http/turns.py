@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import NoReturn
 from weakref import WeakValueDictionary
 
@@ -105,10 +105,11 @@ class Line:
         most: turns at a time.
         of_each: of them, those of one caller.
         of_reads: it is a line of reads: a caller that has hung up needs none.
+        pace: of the answers: calls that wait here have begun together, before it counted an answer to one of them.
     """
 
-    def __init__(self, what: str, most: int, of_each: int, *, of_reads: bool) -> None:
-        self._what, self._of_each, self._of_reads = what, of_each, of_reads
+    def __init__(self, what: str, most: int, of_each: int, *, of_reads: bool, pace: Pace | None = None) -> None:
+        self._what, self._of_each, self._of_reads, self._pace = what, of_each, of_reads, pace
         self._turns, self._all = Turns(), asyncio.Semaphore(most)
         self._of: Counter[Hashable] = Counter()
 
@@ -124,7 +125,11 @@ class Line:
         if self._of[key] >= MOST_IN_LINE:
             refuse(f"{MOST_IN_LINE} of your {self._what} wait for their turn: try again")
         with counted(self._of, key):
-            async with held(self._turns.of(key, self._of_each), closing), held(self._all, closing):
+            async with AsyncExitStack() as turn:
+                await turn.enter_async_context(held(self._turns.of(key, self._of_each), closing))
+                if self._pace is not None:
+                    await self._pace.wait(key, closing)
+                await turn.enter_async_context(held(self._all, closing))
                 await refuse_if_revoked(request)
                 await refuse_if_gone(request, is_read=self._of_reads)
                 # (As its caller, whose other calls may wait for locks, it would keep the turn from others. It needs no
@@ -140,9 +145,9 @@ class Line:
                 yield
 
 
-def line_of_reports() -> Line:
+def line_of_reports(pace: Pace | None = None) -> Line:
     """The line for what passes over the jobs or periodic tasks of others."""
-    return Line("lists", MOST_REPORTS, MOST_REPORTS, of_reads=True)
+    return Line("lists", MOST_REPORTS, MOST_REPORTS, of_reads=True, pace=pace)
 
 
 def line_of_acts() -> Line:

@@ -84,7 +84,7 @@ CREATE OR REPLACE FUNCTION joex.submit_many(
     retries integer[] DEFAULT NULL,
     once uuid DEFAULT NULL,     -- of all of them
     trace_context text DEFAULT NULL     -- likewise
-) RETURNS SETOF uuid LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS SETOF uuid LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := clock_timestamp();

@@ -361,7 +361,7 @@ CREATE OR REPLACE FUNCTION joex.finish(
     error text DEFAULT NULL,            -- why the run has failed
     delay interval DEFAULT NULL,        -- until the retry of a stuck job
     exhausted boolean DEFAULT false     -- the run has failed and no retry is left; for the log
-) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_cancel boolean;
@@ -400,7 +400,7 @@ CREATE OR REPLACE FUNCTION joex.update(
     progress integer DEFAULT NULL,      -- 0 to 100
     message text DEFAULT NULL,          -- of the progress, for people
     resubmit boolean DEFAULT false      -- the job runs once more when this run has ended
-) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_cancel boolean;

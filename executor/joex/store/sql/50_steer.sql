@@ -5,7 +5,7 @@
 --   requested: an executor or a worker holds the job, and gets a cancel request; the job ends as cancelled when its run has stopped
 --   finished: the job has ended already
 --   not_found
-CREATE OR REPLACE FUNCTION joex.cancel(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex.cancel(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_executor integer;
@@ -34,7 +34,7 @@ END $$;
 
 -- Change the priority of a job ('high' or 'low'). Returns false, and changes nothing, unless the job is waiting. (A stuck job waits for a
 -- retry, which comes before both priorities.)
-CREATE OR REPLACE FUNCTION joex.set_priority(id uuid, priority text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex.set_priority(id uuid, priority text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_priority joex_private.job_priority;
@@ -58,7 +58,7 @@ END $$;
 
 -- Replace all arguments of a job. Returns false, and changes nothing, unless the job is waiting: otherwise a run has its arguments, or
 -- has had them.
-CREATE OR REPLACE FUNCTION joex.set_args(id uuid, args jsonb) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex.set_args(id uuid, args jsonb) RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_queue text;
@@ -82,7 +82,7 @@ END $$;
 
 -- Run a failed, cancelled or stuck job again, now, with all its retries; or a waiting job before its not_before, in its place by id. Returns
 -- false, and changes nothing, if the job is in another state, or is due already.
-CREATE OR REPLACE FUNCTION joex.retry(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex.retry(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 BEGIN
     id := joex_private.visible('{operate}', id);
@@ -115,7 +115,7 @@ END $$;
 -- Run a job once more, whatever its state: a finished job waits again, at the end of the line, with all its retries; a job that waits for
 -- a retry may run now; a running job runs once more when its run has ended. Returns ok or not_found. A run does this to its own job
 -- with joex.update(..., resubmit => true).
-CREATE OR REPLACE FUNCTION joex_private.resubmit(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_private.resubmit(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_job record;
@@ -158,7 +158,7 @@ BEGIN
 END $$;
 
 -- Remove a job and its log. A running job gets a cancel request, and disappears when its run has ended. Returns ok or not_found.
-CREATE OR REPLACE FUNCTION joex.remove(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex.remove(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_executor integer;
