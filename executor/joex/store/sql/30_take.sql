@@ -575,13 +575,18 @@ BEGIN
 END $$;
 
 -- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the
--- table of locks that knows; and how often: a lock that an earlier take has left behind goes too.
+-- table of locks that knows; and how often: a lock that an earlier take has left behind goes too. Nor does a further
+-- cancellation end this. (A flood of them may still meet each handler before it gets here.)
 CREATE OR REPLACE FUNCTION joex_private.free_ring(p_queue text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     LOOP
-        -- (Where the lock is the transaction's, see publish_plan, this can't free it, and need not.)
-        EXIT WHEN (SELECT pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue))
-                   FROM joex_private.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid()) IS NOT TRUE;
+        BEGIN
+            -- (Where the lock is the transaction's, see publish_plan, this can't free it, and need not.)
+            EXIT WHEN (SELECT pg_advisory_unlock(joex_private.ring_lock(), hashtext(p_queue))
+                       FROM joex_private.ring_holder(p_queue) h(pid) WHERE h.pid = pg_backend_pid()) IS NOT TRUE;
+        EXCEPTION WHEN query_canceled THEN
+            NULL;   -- (its caller raises what has led here)
+        END;
     END LOOP;
 END $$;
 
