@@ -35,7 +35,8 @@ in the schema `joex_private`, and may change with each version: do not use them 
 A function works in your transaction. The calling role needs a [scope](access.md). Name its parameters:
 `joex.submit('mail.send', grp => 'acme')`. Joex adds errors to those of PostgreSQL: SQLSTATE `JX002`, the function needs
 a READ COMMITTED transaction; `JX003`, arguments or a result are too large, or nested too deep; `JX004`, the group has
-as many waiting jobs as it may. Below more than ten nested savepoints functions that write raise `54000`.
+as many waiting jobs as it may. Below more than a hundred nested savepoints functions that write raise `54000`,
+and in a long transaction perhaps below more than ten.
 """
 
 _COMMENTED = re.compile(r"((?:^--.*\n)+)^CREATE OR REPLACE (FUNCTION|VIEW) joex\.(\w+)", re.MULTILINE)

@@ -270,7 +270,7 @@ async def test_no_function_of_a_scope_writes_below_very_many_nested_savepoints(c
     ids = {"waiting": waiting, "running": running, "failed": failed, "keyed": keyed, "lock_id": taken[running]}
     for call in WRITES:
         sql = "SELECT " + call.strip().format(**{name: f"'{one}'::uuid" for name, one in ids.items()})
-        for depth, refused in ((10, False), (20, True)):
+        for depth, refused in ((100, False), (150, True)):
             await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED;" + "SAVEPOINT s;" * depth)
             try:
                 await connection.execute(sql)
@@ -280,6 +280,18 @@ async def test_no_function_of_a_scope_writes_below_very_many_nested_savepoints(c
             await connection.execute("ROLLBACK")
 
 
+async def test_a_long_transaction_has_few_nested_savepoints(connection, another_connection):
+    """The ids that others have used meanwhile lie between theirs, on as many pages, of which the server keeps few."""
+    other = await another_connection()
+    await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED; SELECT joex.submit('a')")
+    await other.execute("DO $$ BEGIN FOR _ IN 1..20000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$")
+    await connection.execute("SAVEPOINT s;" * 10)
+    assert await connection.fetchval("SELECT joex.submit('a')")
+    await connection.execute("SAVEPOINT s")
+    with pytest.raises(asyncpg.ProgramLimitExceededError, match="too many nested savepoints: 11"):
+        await connection.fetchval("SELECT joex.submit('a')")
+
+
 async def test_below_very_many_savepoints_no_job_in_line_is_locked_that_another_session_has_just_submitted(
     connection, another_connection
 ):
@@ -287,7 +299,7 @@ async def test_below_very_many_savepoints_no_job_in_line_is_locked_that_another_
     other = await another_connection()
     await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_current_xact_id()")
     job_id = await other.fetchval("SELECT joex.submit('a')")
-    await connection.execute("SAVEPOINT s;" * 20)
+    await connection.execute("SAVEPOINT s;" * 150)
     with pytest.raises(asyncpg.ProgramLimitExceededError):
         await connection.execute(f"SELECT joex_private.resubmit('{job_id}')")
 
@@ -312,7 +324,7 @@ async def test_below_very_many_savepoints_no_row_is_removed_that_an_outer_one_ha
         keyed = await ours.fetchval("SELECT joex_private.add('a', '\\x0162')")
         await ours.execute("BEGIN ISOLATION LEVEL READ COMMITTED; SAVEPOINT outer_one")
         assert await ours.fetchval("SELECT joex_private.resubmit($1)", keyed) == "ok"
-        await ours.execute("SAVEPOINT s;" * 20)
+        await ours.execute("SAVEPOINT s;" * 150)
         behind = "SELECT pg_current_xact_id()::xid::text::bigint - mxid_age('1')"
         while (missing := await ours.fetchval(behind)) > 0:  # (The second and third row have two lockers: a group.)
             await lockers[0].execute("COMMIT")

@@ -1171,6 +1171,38 @@ async def test_lists_that_wait_in_line_have_that_pace_too(application, http_as, 
     assert answers == {200: turns.MOST_REPORTS, 503: len(lists) - turns.MOST_REPORTS}
 
 
+async def test_jobs_for_workers_that_wait_for_their_turn_have_that_pace_too(
+    application, http_as, client, connection, monkeypatch
+):
+    """But for those whose turns came before an answer was counted. A job that is not answered yet waits on."""
+    jobs = [await client.keyed.add("mail", f"mail/{nr}") for nr in range(20)]
+    monkeypatch.setattr(turns, "ANSWERED_AT_ONCE", 0)
+    monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1e-3)
+    async with http_as("work", queues=["mail"]) as http, http_as("view") as other:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE joex_private.job")
+            calls = [asyncio.create_task(http.post("/api/v1/accept", json={"type": "mail"})) for _ in jobs]
+
+            def wait_in_line() -> int:
+                return sum(len(turn._waiters or ()) for turn in application.state.accepting._of.values())
+
+            await eventually(lambda: wait_in_line() == len(calls) - turns.MOST_ACCEPTING, why="all have begun")
+        await eventually(lambda: any(one.done() for one in calls), why="the first turn ends")
+        for _ in range(20):  # the others would have their turns meanwhile
+            assert (await other.get("/api/v1/jobs")).status_code == 200
+        application.state.closing.set()
+        answers = Counter([(await one).status_code for one in calls])
+    assert 0 < answers[200] < len(calls) / 2
+    assert answers[200] == await connection.fetchval("SELECT count(*) FROM joex.jobs WHERE state = 'running'")
+
+
+async def test_the_parts_of_an_answer_count_for_its_pace():
+    pace = turns.Pace()
+    pace.count("texts", b"x" * 1_000_000)
+    pace.count("parts", b"[],[]," * 160_000)
+    assert pace.early("parts") > pace.early("texts") + 3
+
+
 async def test_changes_of_four_tenants_leave_connections_to_the_submissions_of_others(
     application, http_as, client, connection, monkeypatch
 ):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from joex.client.keyed_model import NO_LIMIT, KeyedJob, keyed_job, name_of, pack
 from joex.client.submissions import invalid
@@ -19,6 +19,19 @@ from joex.store import worker_runs
 from joex.store.drivers import AnyConnection
 
 _RETRY_IN = 1.0  # seconds
+
+
+class Turn(Protocol):
+    """What lets calls look for a job by turns, such as a semaphore."""
+
+    def locked(self) -> bool:
+        """Whether a call would wait for its turn."""
+
+    async def acquire(self) -> object:
+        """Wait for a turn."""
+
+    def release(self) -> None:
+        """End the turn."""
 
 
 class AcceptingWorker(Worker):
@@ -67,7 +80,7 @@ class AcceptingWorker(Worker):
         max_priority: Any = NO_LIMIT,
         *,
         worker: str,
-        turn: asyncio.Semaphore | None,
+        turn: Turn | None,
         deadline: float | None = None,
         waits: bool = False,
     ) -> KeyedJob | None:
@@ -121,7 +134,7 @@ class AcceptingWorker(Worker):
         worker: str,
         limit: bytes | None,
         deadline: float,
-        turn: asyncio.Semaphore | None = None,
+        turn: Turn | None = None,
     ) -> KeyedJob | None:
         waiters = self._connections.accept_waiters
         while True:
@@ -160,7 +173,7 @@ def _wanted(job_type: Any, max_priority: Any, worker: str) -> tuple[str, str, by
 
 
 @asynccontextmanager
-async def _held(turn: asyncio.Semaphore | None, deadline: float | None) -> AsyncIterator[bool]:
+async def _held(turn: Turn | None, deadline: float | None) -> AsyncIterator[bool]:
     """Held during a turn; False: it did not come before the deadline."""
     if turn is None:
         yield True

@@ -88,7 +88,7 @@ class Route(APIRoute):
                             await refuse_if_gone(whole)
                     response = await handle(whole)
                     if caller.bounds.are_set:
-                        calls.pace.count(caller.tenant, len(response.body))
+                        calls.pace.count(caller.tenant, bytes(response.body))
                     return response
 
         return judge_and_handle

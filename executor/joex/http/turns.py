@@ -23,8 +23,10 @@ MOST_ACTING = 4
 MOST_ACCEPTING = 2
 """Calls of a tenant that is bound that look for a job at a time: beside many paused groups that takes a second each."""
 ANSWERED_AT_ONCE, ANSWERED_PER_SECOND = 8_000_000, 2_000_000
-"""Bytes of answers to a tenant that is bound: the event loop reads and writes them while others' calls and runs wait (a
-megabyte takes up to a tenth of a second, where it is of very many parts)."""
+"""Bytes of answers to a bound tenant: others' calls and runs wait while the event loop reads and writes them."""
+_OF_PART = 10
+"""Bytes that a comma or a bracket of an answer counts as, besides its own: the time goes to its values, of which a
+megabyte may have 300,000."""
 MOST_IN_LINE = 50
 """Calls of a caller with those that wait for their turn, in each line: each has a place that other calls need."""
 
@@ -79,10 +81,16 @@ class Pace:
     def __init__(self) -> None:
         self._paid_at: dict[Hashable, float] = {}  # when the seconds of its answers will have passed
 
-    def count(self, tenant: Hashable, answered: int) -> None:
-        """Count an answer of so many bytes."""
+    def count(self, tenant: Hashable, answer: bytes) -> None:
+        """Count an answer, JSON."""
+        cost = len(answer) + _OF_PART * sum(map(answer.count, (b",", b"[", b"{")))
         now = asyncio.get_running_loop().time()
-        self._paid_at[tenant] = max(now, self._paid_at.get(tenant, now)) + answered / ANSWERED_PER_SECOND
+        self._paid_at[tenant] = max(now, self._paid_at.get(tenant, now)) + cost / ANSWERED_PER_SECOND
+
+    def early(self, tenant: Hashable) -> float:
+        """In how many seconds the tenant may have another answer; now: 0, or less."""
+        within = ANSWERED_AT_ONCE / ANSWERED_PER_SECOND
+        return self._paid_at.get(tenant, 0) - within - asyncio.get_running_loop().time()
 
     async def wait(self, tenant: Hashable, closing: asyncio.Event) -> None:
         """Wait until the tenant may have another answer.
@@ -90,11 +98,38 @@ class Pace:
         Raises:
             HTTPException: 503: see `held`.
         """
-        within = ANSWERED_AT_ONCE / ANSWERED_PER_SECOND
-        while (early := self._paid_at.get(tenant, 0) - within - asyncio.get_running_loop().time()) > 0:
+        while (early := self.early(tenant)) > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(closing.wait(), early)
                 refuse("this server stops: try again")
+
+
+class PacedTurn:
+    """A turn of a tenant, which begins when it may also have another answer (`joex.client.accepting_worker.Turn`)."""
+
+    def __init__(self, turn: asyncio.Semaphore, pace: Pace, tenant: Hashable, closing: asyncio.Event) -> None:
+        self._turn, self._pace, self._tenant, self._closing = turn, pace, tenant, closing
+
+    def locked(self) -> bool:
+        """Whether a call would wait."""
+        return self._turn.locked() or self._pace.early(self._tenant) > 0
+
+    async def acquire(self) -> None:
+        """Wait for the turn.
+
+        Raises:
+            HTTPException: 503: see `held`.
+        """
+        await self._turn.acquire()
+        try:
+            await self._pace.wait(self._tenant, self._closing)
+        except BaseException:
+            self._turn.release()
+            raise
+
+    def release(self) -> None:
+        """End the turn."""
+        self._turn.release()
 
 
 class Line:

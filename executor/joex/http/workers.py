@@ -25,7 +25,7 @@ from joex.http.disconnect import unless_disconnected
 from joex.http.errors import problems
 from joex.http.keyed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
 from joex.http.route import Calls, Route
-from joex.http.turns import MOST_ACCEPTING, Turns
+from joex.http.turns import MOST_ACCEPTING, PacedTurn, Turns
 from joex.http.values import Shown
 from joex.http.worker_models import AcceptBody, FinishBody, RunBody, TimeoutBody, UpdateBody
 from joex.store import keyed, runs
@@ -90,7 +90,10 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
     calls.make_place(caller.tenant)
     limit = {"max_priority": body.max_priority} if "max_priority" in body.model_fields_set else {}
     turns: Turns = request.app.state.accepting
-    turn = turns.of(caller.tenant, MOST_ACCEPTING) if caller.bounds.are_set else None
+    turn = None
+    if caller.bounds.are_set:  # (It has waited for the pace of answers before: by now others may have been made.)
+        own = turns.of(caller.tenant, MOST_ACCEPTING)
+        turn = PacedTurn(own, calls.pace, caller.tenant, request.app.state.closing)
     clock = asyncio.get_running_loop().time
     deadline = clock() + body.wait.total_seconds() if body.wait else None
     accept = jobs._accept_in_turn  # noqa: SLF001 - it is for no other callers

@@ -135,17 +135,19 @@ BEGIN
     END IF;
 END $$;
 
--- True; or an error, below more than ten nested savepoints. A function that roles may call with a lesser scope than executor calls this
+-- True; or an error, below more than a hundred nested savepoints. A function that roles may call with a lesser scope than executor calls this
 -- with the transaction id that has written a row (its xmin; of a deleted one, its xmax), after the write, because a savepoint gets its id with
 -- its first write. Null, or an id that others have written: not known. Where a transaction has many savepoints, each reader walks from the one
 -- that wrote a row up to the transaction, for each row that it meets: 20,000 rows below 10,000 savepoints, not committed, made each take last
 -- five seconds. The ids of nested savepoints follow each other. So an id near that of the transaction needs no more; else the locks tell how
 -- many savepoints are open around this write: a session holds one for the id of each. (A row that is only locked has readers that walk, too.)
--- Their ids may also lie far apart, as other sessions use those between. Each step is then on another page, of which the server keeps 32: with
--- ninety such savepoints 20,000 rows made a take last six seconds. Ten of them fit.
+-- Their ids may also lie far apart, as other sessions use those between. Each step is then on another page of 2048 ids, of which the server
+-- keeps 32: with ninety such savepoints 20,000 rows made a take last six seconds. Ten of them fit, or ten pages. (Drivers leave a savepoint
+-- open to which they have rolled back, so that clients with few of them at a time may have dozens.)
 CREATE OR REPLACE FUNCTION joex_private.must_be_shallow(p_by xid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_most CONSTANT integer := 10;
+    v_most CONSTANT integer := 100;
+    v_open record;
 BEGIN
     -- (Of a row that an outer savepoint has locked, xmax is the number of a group of lockers, a multixact. Its counter may be anywhere near
     -- the ids of transactions, and each role can bring it there. So a number that may be one of the latest is not known.)
@@ -157,11 +159,13 @@ BEGIN
         RETURN true;
     ELSIF ((p_by::text::bigint - pg_current_xact_id_if_assigned()::xid::text::bigint) & 4294967295) <= v_most THEN
         RETURN true;
-    ELSIF (SELECT count(*) FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.pid = pg_backend_pid())
-          <= v_most + 1 THEN
+    END IF;
+    SELECT count(*) - 1 AS savepoints, max(age(l.transactionid)) - min(age(l.transactionid)) AS apart INTO v_open
+    FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.pid = pg_backend_pid();
+    IF v_open.savepoints <= 10 OR v_open.savepoints <= v_most AND v_open.apart <= 20000 THEN
         RETURN true;
     END IF;
-    RAISE EXCEPTION 'this transaction has more than % nested savepoints', v_most USING ERRCODE = 'program_limit_exceeded',
+    RAISE EXCEPTION 'this transaction has too many nested savepoints: %', v_open.savepoints USING ERRCODE = 'program_limit_exceeded',
         HINT = 'Release or roll back savepoints before you call functions of Joex. A block with EXCEPTION is a savepoint, too.';
 END $$;
 
