@@ -1156,19 +1156,21 @@ async def test_answers_of_a_tenant_that_is_bound_have_a_pace_whatever_tokens_it_
 
 
 async def test_lists_that_wait_in_line_have_that_pace_too(application, http_as, client, connection, monkeypatch):
-    """They have all begun before the first of them is answered."""
+    """But for those whose turns came before an answer was counted."""
     await client.submit("a", group="acme")
     monkeypatch.setattr(turns, "ANSWERED_AT_ONCE", 0)
     monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1e-3)
-    async with http_as("view", groups=["acme"]) as http:
+    async with http_as("view", groups=["acme"]) as http, http_as("view") as other:
         async with connection.transaction():
             await connection.execute("LOCK TABLE joex_private.job")
-            lists = [asyncio.create_task(http.get("/api/v1/jobs")) for _ in range(8)]
+            lists = [asyncio.create_task(http.get("/api/v1/jobs")) for _ in range(20)]
             await eventually(lambda: application.state.reports._of.total() == len(lists), why="all are in line")
-        await eventually(lambda: sum(one.done() for one in lists) == turns.MOST_REPORTS, why="those of the first turns")
+        await eventually(lambda: any(one.done() for one in lists), why="the first turn ends")
+        for _ in range(20):  # the others would have their turns meanwhile
+            assert (await other.get("/api/v1/jobs")).status_code == 200
         application.state.closing.set()
         answers = Counter([(await one).status_code for one in lists])
-    assert answers == {200: turns.MOST_REPORTS, 503: len(lists) - turns.MOST_REPORTS}
+    assert 0 < answers[200] < len(lists) / 2
 
 
 async def test_jobs_for_workers_that_wait_for_their_turn_have_that_pace_too(

@@ -12,7 +12,8 @@ import pytest
 from joex import garbage
 from joex.garbage import collection_paused
 from joex.http import bodies
-from joex.store.jobs import json_text
+from joex.store.bounded import read_each
+from joex.store.jobs import json_text, read_json
 from tests.support.waiting import PATIENCE
 
 MANY: dict[str, list[list[Any]]] = {"x": [[] for _ in range(60_000)]}
@@ -36,10 +37,12 @@ def collections():
     "read",
     [
         partial(json_text, "args", MANY),
+        partial(read_json, json.dumps(MANY)),
+        partial(read_each, read_json, [json.dumps({"x": [[]] * 1_000})] * 60),
         partial(bodies.parse, json.dumps(MANY).encode()),
         partial(bodies.parse, json.dumps([MANY] * 3).encode(), write=partial(bodies._written, largest=None)),
     ],
-    ids=["written", "parsed", "parsed and written"],
+    ids=["written", "read", "read in a list", "parsed", "parsed and written"],
 )
 def test_while_a_large_value_is_read_no_garbage_is_collected(read, collections):
     gc.collect()

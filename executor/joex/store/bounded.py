@@ -7,11 +7,13 @@ are compressed to a hundredth.) A caller that may not see payloads reads none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+from joex.garbage import collection_paused
 from joex.store.statement import planned_anew
 
+T = TypeVar("T")
 NOTHING = 0
 """Of payloads: none at all."""
 UNLIMITED = 2**63 - 1
@@ -72,3 +74,9 @@ def fitting(rows: Sequence[Any], most_bytes: int, first: str) -> tuple[int, int]
             return nr, 1
         left = max(left - row["size"], 1)  # (0 would mean: no payloads. None has a single byte.)
     return len(rows), left
+
+
+def read_each(read: Callable[[Any], T], rows: Iterable[Any]) -> list[T]:
+    """Read the rows of a list, without the collector of garbage: together their values may be large."""
+    with collection_paused():
+        return [read(row) for row in rows]

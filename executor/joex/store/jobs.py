@@ -105,7 +105,7 @@ _GET_TEXTS = statement(f"SELECT {_SEEN} FROM joex.jobs WHERE id = $1::uuid")  # 
 _MOST_LOOKED_AT = 100_000
 """Parts of a value that the encoder has refused, to say which is wrong: a tenant may send millions."""
 _LARGE = 100_000
-"""Characters of a text that is read back without the collector of garbage."""
+"""Characters of a text that is read without the collector of garbage."""
 
 
 def json_text(field: str, value: Any) -> str:
@@ -138,7 +138,8 @@ def read_json(text: str) -> Any:
     (SQL accepts such values, a number of 5,000 digits for example; one such job must not hide the others of a list.)
     """
     try:
-        return from_json(text)
+        with collection_paused() if len(text) > _LARGE else nullcontext():
+            return from_json(text)
     except ValueError as error:
         return {"unreadable": f"{error}: read it in SQL"}
 

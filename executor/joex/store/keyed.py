@@ -11,7 +11,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from joex.core.access import EVERYTHING, Bounds
-from joex.store.bounded import UNLIMITED, fitting, listing
+from joex.store.bounded import UNLIMITED, fitting, listing, read_each
 from joex.store.errors import translated
 from joex.store.jobs import read_json
 from joex.store.statement import Connection, columns, id_of, planned_anew, statement
@@ -193,7 +193,7 @@ async def list_keyed(
             _LIST, job_type, after, states, most + 1, bounds.queues, bounds.groups, most_bytes, 1
         )
     ends = min(fitting(rows, most_bytes, "data")[0], most)
-    return [row_of(row) for row in rows[:ends]], len(rows) > ends
+    return read_each(row_of, rows[:ends]), len(rows) > ends
 
 
 async def count(

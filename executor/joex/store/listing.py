@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joex.core.access import EVERYTHING, Bounds
-from joex.store.bounded import UNLIMITED, fitting, listing
+from joex.store.bounded import UNLIMITED, fitting, listing, read_each
 from joex.store.errors import translated
 from joex.store.job_pages import PARTS, Page, Part, cursor_after, job_in, parts_after
 from joex.store.jobs import HEADS, PAYLOADS, Job
@@ -143,9 +143,10 @@ async def list_jobs(
         found += [(part, row) for row in rows[: most + 1 - len(found)]]
         ends, left = fitting([row for _, row in found], most_bytes, _NEVER_NULL)
     ends = min(ends, most)
-    return Page([job_in(row) for _, row in found[:ends]], cursor_after(*found[ends - 1]) if len(found) > ends else None)
+    jobs = read_each(job_in, [row for _, row in found[:ends]])
+    return Page(jobs, cursor_after(*found[ends - 1]) if len(found) > ends else None)
 
 
 def _fitted(rows: Sequence[Any], most_bytes: int) -> list[Job]:
     ends, _ = fitting(rows, most_bytes, _NEVER_NULL)
-    return [job_in(row) for row in rows[:ends]]
+    return read_each(job_in, rows[:ends])

@@ -16,7 +16,7 @@ from joex.core.access import EVERYTHING, Bounds
 from joex.core.json_values import shown
 from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
 from joex.errors import InvalidJob
-from joex.store.bounded import UNLIMITED, fitting, listing
+from joex.store.bounded import UNLIMITED, fitting, listing, read_each
 from joex.store.errors import translated
 from joex.store.jobs import json_text, read_json
 from joex.store.statement import Connection, id_of, statement
@@ -269,7 +269,7 @@ async def page_of_tasks(
             1,
         )
     ends = min(fitting(rows, most_bytes, "args")[0], most)
-    return [_task_of(row) for row in rows[:ends]], len(rows) > ends
+    return read_each(_task_of, rows[:ends]), len(rows) > ends
 
 
 def _read_key(key: str) -> TaskKey:
