@@ -8,7 +8,7 @@ import pytest
 
 import joex
 from joex.errors import JoexError
-from joex.notifications import accept_waiters
+from joex.notifications import accept_waiters, listener
 from joex.notifications.accept_waiters import _RENEW_EVERY
 from joex.store import worker_runs
 from tests.support.waiting import PATIENCE, eventually
@@ -266,6 +266,17 @@ async def test_a_wait_survives_the_end_of_all_connections(client, connection, wa
     """)
     await client.submit("mail.send", queue="mail", connection=connection)
     assert (await worker).type == "mail.send"
+
+
+async def test_a_wait_goes_on_during_a_flood_of_notifications(client, connection, watched, monkeypatch, caplog):
+    monkeypatch.setattr(listener, "_HEARD_AT_ONCE", 0)
+    worker = waiting(client)
+    await watched()
+    await connection.execute("NOTIFY joex_wake, 'x'")
+    await eventually(lambda: "a flood of notifications on the channel joex_wake" in caplog.text)
+    await client.submit("mail.send", queue="mail")
+    assert (await worker).type == "mail.send"
+    assert len(caplog.records) == 1
 
 
 async def test_who_waits_sleeps_between_the_looks_when_those_at_another_queue_have_gone(

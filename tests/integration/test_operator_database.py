@@ -12,8 +12,10 @@ import pytest
 
 from joex.core.lease import Mark
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError, SchemaError
+from joex.notifications import listener
 from joex.store import executors, stats
 from joex.store.database import connect
+from joex_operator.control import database
 from joex_operator.control.controller import Controller
 from joex_operator.control.database import Database, Databases, database_problem
 from joex_operator.control.periodic_scheduler import SchedulerService
@@ -316,6 +318,32 @@ async def test_thousands_of_notifications_are_one_for_the_pools(connection, data
         assert len(said) < 1000  # of the first that came, some may have been told one by one
     finally:
         await database.close()
+
+
+async def test_during_a_flood_of_notifications_the_operator_observes_and_does_not_listen(
+    connection, database_url, monkeypatch, caplog
+):
+    monkeypatch.setattr(database, "_ASK_EVERY", 0.05)
+    monkeypatch.setattr(listener, "_HEARD_AT_ONCE", 0)
+    said, looks, observe = [], [], executors.observe
+
+    async def count(connection):
+        looks.append(connection)
+        return await observe(connection)
+
+    monkeypatch.setattr(executors, "observe", count)
+    used = Database(database_url, lambda *what: said.append(what), migrate=False, start_scheduler=Mock())
+    try:
+        await eventually(lambda: said == [("all", "")])
+        await connection.execute("NOTIFY joex_operator, 'x'")
+        await eventually(lambda: said == [("all", "")] * 2, why="it has another connection")
+        await connection.execute("""NOTIFY joex_operator, '{"queue": "mail"}'""")
+        so_far = len(looks)
+        await eventually(lambda: len(looks) > so_far + 2)
+        assert said == [("all", "")] * 2
+        assert "a flood of notifications on the channel joex_operator" in caplog.text
+    finally:
+        await used.close()
 
 
 async def test_each_outage_has_a_line_when_it_begins_and_one_when_it_is_over_though_it_reads_as_the_last(

@@ -11,7 +11,7 @@ import pytest
 
 from joex import Client, ConfigError, JoexError, SchemaError
 from joex.notifications import job_watch, listener
-from joex.store import jobs
+from joex.store import jobs, subscriptions
 from joex.store.database import create_pool
 from joex.store.subscriptions import read_jobs
 from tests.support.proxy import Proxy
@@ -602,3 +602,61 @@ async def _kill_the_watcher(connection) -> None:
         POOL,
     )
     assert killed
+
+
+# Floods of notifications.
+
+
+@pytest.fixture
+def flood(connection, monkeypatch, caplog):
+    """Send more notifications on a channel than a program listens to."""
+    monkeypatch.setattr(listener, "_HEARD_PER_SECOND", 1e-3)
+    monkeypatch.setattr(listener, "_HEARD_AT_ONCE", 500)
+
+    async def send(channel):
+        await connection.execute("SELECT pg_notify($1, n::text) FROM generate_series(1, 100) n", channel)
+        await eventually(lambda: f"a flood of notifications on the channel {channel}" in caplog.text)
+
+    return send
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What a client has heard about the jobs that it waits for: it is told of none."""
+    heard: list[str] = []
+
+    def hear(payload):
+        heard.append(payload)
+        return []
+
+    monkeypatch.setattr(subscriptions, "heard_jobs", hear)
+    return heard
+
+
+async def test_during_a_flood_of_notifications_waits_go_on_and_events_are_heard(bench, client, waiting, flood, heard):
+    job_id = await bench.submit()
+    async with waiting(client.wait(job_id), job_id) as wait:
+        await flood(subscriptions.JOBS)
+        async with client.events() as events:
+            await flood(subscriptions.JOBS)
+            another = await bench.submit()
+            assert (await asyncio.wait_for(anext(events), PATIENCE)).id == another
+        await client.cancel(job_id)
+    assert (await wait).state == "cancelled"
+    assert heard == ["1", "2", "3", "4"]
+
+
+async def test_after_a_flood_notifications_are_heard_again(  # noqa: PLR0917 - fixtures
+    bench, client, waiting, flood, heard, monkeypatch
+):
+    monkeypatch.setattr(listener, "_DEAF_FOR", 0.5)
+    job_id = await bench.submit()
+    async with waiting(client.wait(job_id), job_id) as wait:
+        await flood(subscriptions.JOBS)
+
+        async def are_heard():
+            await bench.connection.execute(f"NOTIFY {subscriptions.JOBS}, 'again'")
+            return "again" in heard
+
+        await eventually(are_heard)
+        wait.cancel()

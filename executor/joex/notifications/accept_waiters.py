@@ -2,7 +2,8 @@
 
 After the announcement that a worker waits in a queue, the connection polls the queue until the race with open
 transactions is settled (`joex.core.recheck`); again when a job is due there, or a run overdue; and now and then in any
-case, because a notification can get lost. Notifications do not pass a pooler: there it polls every second.
+case, because a notification can get lost. Notifications do not pass a pooler: there, and while there is a flood of
+them, it polls every second.
 
 A notification is about one job, and wakes one worker: the one that has waited longest. A worker that gets a job wakes
 the next one. The job may be due later, as those of a queue that has been resumed may be: so after a notification the
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from joex.core.recheck import Recheck
-from joex.notifications.listener import LINGER, Connect, Listener, ListenerLoop
+from joex.notifications.listener import LINGER, Connect, Floods, Listener, ListenerLoop
 from joex.store import worker_runs
 from joex.store.database import POLL_EVERY
 from joex.store.errors import NO_MESSAGE
@@ -74,6 +75,7 @@ class AcceptWaiters:
         self.changed: asyncio.Event = asyncio.Event()
         """Set when the waiters have changed."""
         self._name = f"worker {uuid4()}"
+        self._floods = Floods()
         self._loop = ListenerLoop("joex accept waiters", connect, self._serve, lambda: self.waiting, self._fail)
 
     @asynccontextmanager
@@ -116,7 +118,7 @@ class AcceptWaiters:
                     waiter.wake(error)
 
     async def _serve(self, connection: Connection) -> None:
-        await _QueueWatch(self, Listener(connection, self.changed), self._name).run()
+        await _QueueWatch(self, Listener(connection, self.changed, self._floods), self._name).run()
 
 
 @dataclass(slots=True)
@@ -171,10 +173,10 @@ class _QueueWatch:
 
     async def _attend(self, name: str) -> None:
         """Announce that workers wait in the queue, and poll it, each when it is due."""
-        queue, ask, is_pooled = self._queues.get(name), self._listener.ask, self._listener.is_pooled
+        queue, ask, is_deaf = self._queues.get(name), self._listener.ask, self._listener.is_deaf
         if queue is None or self._clock() >= queue.renew_at:
             recheck = None
-            if not is_pooled:
+            if not is_deaf:
                 watch = worker_runs.watch(self._connection, self._name, name, _LEASE)
                 recheck = await ask(announce(self._connection, watch))
             now = self._clock()
@@ -186,7 +188,7 @@ class _QueueWatch:
             now = self._clock()
             if is_due:
                 self._waiters.wake(name)
-                queue.poll_at = now + POLL_EVERY if is_pooled else queue.renew_at
+                queue.poll_at = now + POLL_EVERY if is_deaf else queue.renew_at
             if next_due is not None:
                 queue.poll_at = min(queue.poll_at, now + (next_due if next_due > 0 else _LOCKED_RETRY_IN))
             if is_due and queue.recheck is not None:

@@ -3,7 +3,7 @@
 After the announcement that the client waits for jobs (`wait_for`), the job watch polls these until the race with open
 transactions is settled (`joex.core.recheck`). A notification can get lost all the same, so it polls all jobs whenever
 it renews the subscription. Notifications do not pass a pooler: there it polls all jobs every second, and refuses
-events.
+events; it polls, too, while there is a flood of notifications.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class JobWatch:
                 await self._register(new)
                 ids |= new
         if is_due:  # (set the next time only then: otherwise new waits would put it off forever)
-            self._renew_at = self._clock() + (POLL_EVERY if self._listener.is_pooled else _RENEW_EVERY)
+            self._renew_at = self._clock() + (POLL_EVERY if self._listener.is_deaf else _RENEW_EVERY)
             await self._forget_the_others()
             ids |= self._streams.of.keys()
         due = [unsure for unsure in self._waited() if unsure.recheck.due_at <= self._clock()]
@@ -122,7 +122,7 @@ class JobWatch:
                 events.fail(error)
             return False
         if channel != self._events_channel:
-            await self._listener.listen(channel, self._hear_event)
+            await self._listener.listen(channel, self._hear_event, is_secret=True)
             if self._events_channel:
                 await self._listener.unlisten(self._events_channel)
             self._events_channel = channel

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
@@ -21,9 +23,48 @@ Connect = Callable[[], AbstractAsyncContextManager[Connection]]
 LINGER = 1.0
 """Seconds for which an idle listener stays open: a caller that waits for one thing after the other needs it again."""
 
+_HEARD_AT_ONCE, _HEARD_PER_SECOND = 2_000_000, 1_000_000
+"""Bytes of notifications that are no flood. (A client also hears of the jobs of others: of thousands a second.)"""
+_OF_EACH = 100
+"""Bytes that a notification counts as, besides its payload: it takes some ten microseconds of the event loop."""
+_DEAF_FOR = 60.0
+"""Seconds from a flood on in which a program does not listen."""
 _ANSWER_WITHIN = 10.0
 _FAREWELL_WITHIN = 2.0
 _FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
+
+
+_log = logging.getLogger("joex")
+
+
+class Floods:
+    """Notices floods of notifications, on one connection after the other.
+
+    Any role that can connect can notify, as often as it likes. A flood would take all the time of the event loop, and
+    the server sends a session its notifications before its answers. So the listener gives the connection up, polls on
+    the next one, and listens again when a flood should be over.
+
+    Attributes:
+        over_at: until this time of the loop's clock, listen to none that everybody can send.
+    """
+
+    def __init__(self) -> None:
+        self.over_at = -math.inf
+        self._quiet_at = -math.inf  # when those that have come are no more than may come in their time
+
+    def is_one(self, channel: str, payload: str) -> bool:
+        """Count a notification; whether it is one too many."""
+        now = asyncio.get_running_loop().time()
+        self._quiet_at = max(now, self._quiet_at) + (_OF_EACH + len(payload)) / _HEARD_PER_SECOND
+        if self._quiet_at - now <= _HEARD_AT_ONCE / _HEARD_PER_SECOND:
+            return False
+        self.over_at, self._quiet_at = now + _DEAF_FOR, now
+        _log.warning(
+            "a flood of notifications on the channel %s: polling for %g s; find who sends them (NOTIFY, pg_notify)",
+            channel,
+            _DEAF_FOR,
+        )
+        return True
 
 
 class Listener:
@@ -32,24 +73,31 @@ class Listener:
     Args:
         connection: a connection that no other code uses meanwhile.
         wakeup: set when there is something to do, also when the connection is lost.
+        floods: of notifications, after which it is deaf for a while; None: the event loop has nothing else to do.
 
     Attributes:
-        is_pooled: the connection leads through a pooler, so no notification comes, and the caller must poll.
+        is_pooled: the connection leads through a pooler, so no notification comes.
+        is_deaf: likewise, or there is a flood of them: the caller must poll.
         is_lost: the connection is lost.
     """
 
-    def __init__(self, connection: Connection, wakeup: asyncio.Event) -> None:
+    def __init__(self, connection: Connection, wakeup: asyncio.Event, floods: Floods | None = None) -> None:
         self.connection = connection
         self._wakeup = wakeup
+        self._floods = floods
+        self._deaf_until = math.inf
+        self._asking: asyncio.Timeout | None = None
         self._heard: dict[str, Callable[..., None]] = {}
         self.is_lost = False
-        self.is_pooled = False
+        self.is_pooled = self.is_deaf = False
 
     async def start(self) -> None:
         """Notice a lost connection from now on, and find out whether notifications come at all."""
         with translated():
             self.connection.add_termination_listener(self._lose)
-        self.is_pooled = await self.ask(is_pooled(self.connection))
+        self.is_pooled = self.is_deaf = await self.ask(is_pooled(self.connection))
+        if self._floods is not None and asyncio.get_running_loop().time() < self._floods.over_at:
+            self.is_deaf, self._deaf_until = True, self._floods.over_at
 
     @asynccontextmanager
     async def held(self, farewell: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[None]:
@@ -60,12 +108,23 @@ class Listener:
         finally:
             await self._leave(farewell)
 
-    async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
-        """Call ``hear`` with the payload of each notification on a channel; through a pooler none comes."""
-        if self.is_pooled:
+    async def listen(self, channel: str, hear: Callable[[str], None], *, is_secret: bool = False) -> None:
+        """Call ``hear`` with the payload of each notification on a channel; none comes while the listener is deaf.
+
+        ``is_secret``: only Joex knows the channel, so no flood can come on it.
+        """
+        if self.is_pooled or (self.is_deaf and not is_secret):
             return
+        floods = None if is_secret else self._floods
 
         def heard(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+            if self.is_lost:
+                return  # the rest of a flood
+            if floods is not None and floods.is_one(channel, str(payload)):
+                self._lose(self.connection)
+                if self._asking is not None and not self._asking.expired():
+                    self._asking.reschedule(0)  # the answer would come after the flood
+                return
             hear(str(payload))
 
         await self.ask(self.connection.add_listener(channel, heard))
@@ -83,11 +142,13 @@ class Listener:
         """
         try:
             with translated():
-                async with asyncio.timeout(_ANSWER_WITHIN):
+                async with asyncio.timeout(_ANSWER_WITHIN) as self._asking:
                     return await answer
         except DatabaseUnavailable:
             self.is_lost = True  # the server would not answer a farewell either
             raise
+        finally:
+            self._asking = None
 
     async def check(self) -> None:
         """Find out whether the link is silent: a listener that only listens would not notice.
@@ -101,11 +162,12 @@ class Listener:
         """Wait for the wakeup, at most until this time of the loop's clock; returns whether it has come.
 
         Raises:
-            DatabaseUnavailable: the connection is lost.
+            DatabaseUnavailable: the connection is lost, or a flood should be over: listen on another one.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(min(until, self._deaf_until)):
                 await self._wakeup.wait()
+        self.is_lost |= asyncio.get_running_loop().time() >= self._deaf_until
         if self.is_lost:
             raise DatabaseUnavailable("the connection to the database is lost")
         return self._wakeup.is_set()

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from joex.core.duration import format_duration, parse_duration
 from joex.errors import ConfigError
 from joex.notifications.job_watch import JobWatch
-from joex.notifications.listener import Connect, Listener, ListenerLoop
+from joex.notifications.listener import Connect, Floods, Listener, ListenerLoop
 from joex.notifications.streams import Changes, Event, Events, Read, Streams
 from joex.store.statement import Connection
 
@@ -33,6 +33,7 @@ class Watcher:
     def __init__(self, connect: Connect) -> None:
         self._name = f"client {uuid4()}"
         self._streams = streams = Streams()
+        self._floods = Floods()
         self._loop = ListenerLoop("joex watcher", connect, self._serve, lambda: bool(streams), streams.fail)
 
     @asynccontextmanager
@@ -112,7 +113,8 @@ class Watcher:
             self._streams.remove(stream)
 
     async def _serve(self, connection: Connection) -> None:
-        await JobWatch(Listener(connection, self._streams.wakeup), self._name, self._streams).run()
+        listener = Listener(connection, self._streams.wakeup, self._floods)
+        await JobWatch(listener, self._name, self._streams).run()
 
 
 def time_limit(timeout: timedelta | float | str | None) -> timedelta | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from joex.core.lease import Mark, Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
-from joex.notifications.listener import Listener
+from joex.notifications.listener import Floods, Listener
 from joex.store import executors, periodic, pools
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import NO_MESSAGE, translated
@@ -102,6 +102,7 @@ class Database:
         self._preparing = asyncio.Lock()
         self._preparation: asyncio.Task[None] | None = None
         self._is_migrating = False
+        self._floods = Floods()
         self._heard: dict[str, None] = {}
         self._tell_at = 0.0
         self._trouble = Trouble("listener", trouble_lines(f"listening for work in {self.name}"))
@@ -251,7 +252,8 @@ class Database:
     async def _listen(self) -> None:
         """Listen for notifications and observe the executors' heartbeats, until cancelled.
 
-        A transaction pooler passes no notifications on: behind one the operator polls. It observes heartbeats anyway.
+        A transaction pooler passes no notifications on: behind one, and during a flood, the operator polls. It observes
+        heartbeats anyway.
         """
         while True:
             migrates_first = self._migrate and not self.is_prepared
@@ -266,15 +268,15 @@ class Database:
     async def _listen_once(self) -> None:
         connection = await connect(self.url, name="joex operator listen", within=_CONNECT_WITHIN)
         try:
-            listener = Listener(connection, asyncio.Event())
+            listener = Listener(connection, asyncio.Event(), self._floods)
             await listener.start()
-            if not listener.is_pooled:
+            if not listener.is_deaf:
                 await listener.listen(pools.CHANNEL, self._on_pool_message)
                 await listener.listen(periodic.CHANNEL, lambda _: self.periodic_changed())
-            is_news = not listener.is_pooled
+            is_news = not listener.is_pooled  # (also while it is deaf: notifications may have been missed before)
             while not listener.is_lost:
                 sent = time.monotonic()  # this statement also notices a broken connection
-                beat = await executors.observe(connection)
+                beat = await listener.ask(executors.observe(connection))
                 self._observed.answered(sent, time.monotonic(), beat)
                 self._trouble.over()
                 if is_news:  # (not before: without the schema there are no notifications, and this is tried for ever)
