@@ -1,6 +1,7 @@
 """Waiting for jobs: no change is missed, and many waits cost no more than one."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -605,6 +606,15 @@ async def _kill_the_watcher(connection) -> None:
 
 
 # Floods of notifications.
+
+
+async def test_the_system_keeps_little_for_a_listener_to_read_in_one_turn_of_the_event_loop(database_url):
+    connection = await asyncpg.connect(database_url)
+    link = connection._transport.get_extra_info("socket")
+    before = link.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    await listener.Listener(connection, asyncio.Event(), listener.Floods()).start()
+    assert link.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= min(before, 2 * listener._UNREAD)
+    await connection.close()
 
 
 @pytest.fixture

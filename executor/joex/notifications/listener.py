@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
@@ -29,6 +30,9 @@ _OF_EACH = 100
 """Bytes that a notification counts as, besides its payload: it takes some ten microseconds of the event loop."""
 _DEAF_FOR = 60.0
 """Seconds from a flood on in which a program does not listen."""
+_UNREAD = 65_536
+"""Bytes that the system takes of the server before they are read: the event loop reads all that are there before it
+turns to anything else, and by itself the system takes megabytes of a flood."""
 _ANSWER_WITHIN = 10.0
 _FAREWELL_WITHIN = 2.0
 _FIRST_RETRY, _LONGEST_RETRY = timedelta(seconds=0.1), timedelta(seconds=5)
@@ -96,8 +100,10 @@ class Listener:
         with translated():
             self.connection.add_termination_listener(self._lose)
         self.is_pooled = self.is_deaf = await self.ask(is_pooled(self.connection))
-        if self._floods is not None and asyncio.get_running_loop().time() < self._floods.over_at:
-            self.is_deaf, self._deaf_until = True, self._floods.over_at
+        if self._floods is not None:
+            self._limit_unread()
+            if asyncio.get_running_loop().time() < self._floods.over_at:
+                self.is_deaf, self._deaf_until = True, self._floods.over_at
 
     @asynccontextmanager
     async def held(self, farewell: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[None]:
@@ -171,6 +177,11 @@ class Listener:
         if self.is_lost:
             raise DatabaseUnavailable("the connection to the database is lost")
         return self._wakeup.is_set()
+
+    def _limit_unread(self) -> None:
+        link = self.connection._transport.get_extra_info("socket")  # noqa: SLF001 - asyncpg has no other way to it
+        if link is not None:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD)
 
     async def _leave(self, farewell: Callable[[Connection], Awaitable[None]]) -> None:
         is_left = False
