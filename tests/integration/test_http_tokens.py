@@ -917,8 +917,8 @@ async def test_a_token_that_is_revoked_while_its_call_waits_for_a_connection_doe
     assert await connection.fetchval("SELECT count(*) FROM joex.jobs") == 0
 
 
-async def test_a_tenant_has_one_very_large_body_parsed_at_a_time(http_as, monkeypatch):
-    """As objects 10 MB may take 300 MB."""
+async def test_a_tenant_has_one_large_body_parsed_at_a_time(http_as, monkeypatch):
+    """As objects 10 MB may take 300 MB; and four threads that parse leave the event loop a fifth of its time."""
     may_end, begun = threading.Event(), list[bytes]()
 
     def parse(body: bytes, **_: Any) -> Any:
@@ -928,7 +928,7 @@ async def test_a_tenant_has_one_very_large_body_parsed_at_a_time(http_as, monkey
 
     def finish(http: httpx.AsyncClient, body: bytes) -> asyncio.Task[httpx.Response]:
         headers = {"Content-Type": "application/json"}
-        return asyncio.create_task(http.post("/api/v1/finish", content=body * 1_000_001, headers=headers))
+        return asyncio.create_task(http.post("/api/v1/finish", content=body * (bodies.LARGE + 1), headers=headers))
 
     monkeypatch.setattr(bodies, "parse", parse)
     async with (
@@ -1155,6 +1155,22 @@ async def test_answers_of_a_tenant_that_is_bound_have_a_pace_whatever_tokens_it_
         assert (await waits).json() == {"detail": "this server stops: try again"}
 
 
+async def test_bodies_of_a_tenant_that_is_bound_have_that_pace_too_also_those_that_are_refused(
+    application, http_as, monkeypatch
+):
+    monkeypatch.setattr(turns, "ANSWERED_AT_ONCE", 0)
+    monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1e-3)
+    async with http_as("submit", groups=["acme"]) as http, http_as("submit", groups=["globex"]) as other:
+        assert (await http.post("/api/v1/jobs", json=[[]])).status_code == 400
+        waits = asyncio.create_task(http.post("/api/v1/jobs", json=[[]]))
+        await eventually(lambda: application.state.calls._served.total() == 1)
+        submitted = other.post("/api/v1/jobs", json={"task": "t", "group": "globex"})
+        assert (await asyncio.wait_for(submitted, PATIENCE)).status_code == 201
+        assert not waits.done()
+        application.state.closing.set()
+        assert (await waits).json() == {"detail": "this server stops: try again"}
+
+
 async def test_lists_that_wait_in_line_have_that_pace_too(application, http_as, client, connection, monkeypatch):
     """But for those whose turns came before an answer was counted."""
     await client.submit("a", group="acme")
@@ -1178,6 +1194,7 @@ async def test_jobs_for_workers_that_wait_for_their_turn_have_that_pace_too(
 ):
     """But for those whose turns came before an answer was counted. A job that is not answered yet waits on."""
     jobs = [await client.keyed.add("mail", f"mail/{nr}") for nr in range(20)]
+    monkeypatch.setattr(route, "OF_BODY", 0)  # else they would wait before the line
     monkeypatch.setattr(turns, "ANSWERED_AT_ONCE", 0)
     monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1e-3)
     async with http_as("work", queues=["mail"]) as http, http_as("view") as other:

@@ -29,11 +29,10 @@ from joex.store.jobs import json_text
 from joex.store.runs import size_limits
 
 LARGE = 100_000
-"""Bytes of a body that takes more than a few milliseconds to parse."""
+"""Bytes of a body that takes more than a few milliseconds to parse. A tenant that is bound has one such body parsed and
+answered at a time: as objects, 10 MB may take 300 MB until the answer."""
 MOST_LARGE = 4
 """Large bodies of a tenant at a time, from the first byte to the answer."""
-VERY_LARGE = 1_000_000
-"""Bytes of a body that a tenant that is bound has parsed alone: as objects 10 MB may take 300 MB until the answer."""
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
 _MANY = "/api/v1/jobs/many"
@@ -75,10 +74,10 @@ class JsonRequest(Request):
         """The parsed body."""
         body = await self.body()
         caller = await caller_of(self)
-        if len(body) > VERY_LARGE and caller.bounds.are_set:
-            alone = self.app.state.turns.of((caller.tenant, "very large"), 1)
-            await self._turn.enter_async_context(held(alone, self.app.state.closing))
         is_large, is_of_many = len(body) > LARGE, self.scope["path"] == _MANY
+        if is_large and caller.bounds.are_set:
+            alone = self.app.state.turns.of((caller.tenant, "large"), 1)
+            await self._turn.enter_async_context(held(alone, self.app.state.closing))
         largest = await self._check_size(body) if is_large else None
         write = partial(_written, largest=largest) if is_of_many else None
         read = partial(parse, body, finite=is_large, write=write)

@@ -22,7 +22,7 @@ from joex.http.caller import caller_of, needs_of, refuse_if_gone, refuse_if_revo
 from joex.http.dependencies import has_line
 from joex.http.slow_callers import until_read
 from joex.http.state import CALLER, UNREAD
-from joex.http.turns import Pace, Turns, counted, held, refuse
+from joex.http.turns import OF_BODY, Pace, Turns, counted, held, refuse
 
 MOST_REQUESTS = 700
 """Calls that are being served, besides `joex.http.auth.PUBLIC` ones; more get a 503."""
@@ -83,6 +83,8 @@ class Route(APIRoute):
                             at_work = calls.at_work.of(caller.tenant, MOST_AT_WORK)
                             await turn.enter_async_context(held(at_work, request.app.state.closing))
                         await calls.pace.wait(caller.tenant, request.app.state.closing)
+                        # (Before the next one of its calls goes on; and also if this one is refused later.)
+                        calls.pace.count(caller.tenant, await whole.body(), OF_BODY)
                         async with calls.to_begin.beginning(caller.tenant, request.app.state.closing):
                             await refuse_if_revoked(request)  # likewise
                             await refuse_if_gone(whole)
@@ -119,7 +121,7 @@ class Calls:
     """Counts the calls of each tenant that are being served (`joex.http.caller.Caller.tenant`).
 
     ``at_work``: the turns of those that are parsed and answered; ``to_begin``: of those that begin, lists too;
-    ``pace``: the bytes that it is answered with.
+    ``pace``: the bytes that it sends, and is answered with.
     """
 
     def __init__(self) -> None:

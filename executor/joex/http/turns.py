@@ -23,10 +23,12 @@ MOST_ACTING = 4
 MOST_ACCEPTING = 2
 """Calls of a tenant that is bound that look for a job at a time: beside many paused groups that takes a second each."""
 ANSWERED_AT_ONCE, ANSWERED_PER_SECOND = 8_000_000, 2_000_000
-"""Bytes of answers to a bound tenant: others' calls and runs wait while the event loop reads and writes them."""
-_OF_PART = 10
-"""Bytes that a comma or a bracket of an answer counts as, besides its own: the time goes to its values, of which a
-megabyte may have 300,000."""
+"""Bytes of answers to a bound tenant, and of its bodies: others' calls and runs wait while they are read."""
+OF_BODY = 0.25
+"""What a byte of a body counts as: a program may submit 10,000 small jobs in a call, some times in a second."""
+_OF_PART, _OF_OBJECT = 10, 50
+"""Bytes that a comma or a bracket, and a brace, count as besides their own: the time goes to values, of which a
+megabyte may have 300,000, and most of all to objects."""
 MOST_IN_LINE = 50
 """Calls of a caller with those that wait for their turn, in each line: each has a place that other calls need."""
 
@@ -76,24 +78,25 @@ async def held(turn: asyncio.Semaphore, closing: asyncio.Event) -> AsyncIterator
 
 
 class Pace:
-    """Lets each tenant have so many bytes of answers in a second, and so many more at once."""
+    """Lets each tenant have so many bytes of bodies and answers in a second, and so many more at once."""
 
     def __init__(self) -> None:
-        self._paid_at: dict[Hashable, float] = {}  # when the seconds of its answers will have passed
+        self._paid_at: dict[Hashable, float] = {}  # when the seconds of these will have passed
 
-    def count(self, tenant: Hashable, answer: bytes) -> None:
-        """Count an answer, JSON."""
-        cost = len(answer) + _OF_PART * sum(map(answer.count, (b",", b"[", b"{")))
+    def count(self, tenant: Hashable, text: bytes, of_byte: float = 1.0) -> None:
+        """Count a body, or an answer, JSON."""
+        parts = _OF_PART * (text.count(b",") + text.count(b"[")) + _OF_OBJECT * text.count(b"{")
+        cost = of_byte * (len(text) + parts)
         now = asyncio.get_running_loop().time()
         self._paid_at[tenant] = max(now, self._paid_at.get(tenant, now)) + cost / ANSWERED_PER_SECOND
 
     def early(self, tenant: Hashable) -> float:
-        """In how many seconds the tenant may have another answer; now: 0, or less."""
+        """In how many seconds the tenant may have another body read, or an answer; now: 0, or less."""
         within = ANSWERED_AT_ONCE / ANSWERED_PER_SECOND
         return self._paid_at.get(tenant, 0) - within - asyncio.get_running_loop().time()
 
     async def wait(self, tenant: Hashable, closing: asyncio.Event) -> None:
-        """Wait until the tenant may have another answer.
+        """Wait until the tenant may have another one.
 
         Raises:
             HTTPException: 503: see `held`.
