@@ -10,10 +10,16 @@ from typing import NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from joex.http.certificate import Certificate
 from joex.http.slow_callers import PARTS_WITHIN, TimedProtocol
 from joex.http.tls import accept, in_parts
+
+MOST_PARAMETERS = 100
+"""Parameters of a query: thousands of them take the event loop as long as ten probes, also of callers without a token.
+"""
 
 _PATIENCE = 5
 """Seconds that open calls have to end when the server stops."""
@@ -31,8 +37,9 @@ async def serve(api: Starlette, listener: socket.socket, certificate: Certificat
             it started).
         certificate: to speak HTTPS alone; None: HTTP.
     """
+    app = _with_few_parameters(api)
     config = uvicorn.Config(
-        api if certificate is None else in_parts(api),
+        app if certificate is None else in_parts(app),
         loop="none",
         http=TimedProtocol,
         ws="none",
@@ -58,6 +65,18 @@ async def serve(api: Starlette, listener: socket.socket, certificate: Certificat
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([serving])
         serving.result()
+
+
+def _with_few_parameters(api: ASGIApp) -> ASGIApp:
+    """The application, which gets no call whose query has very many parameters."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        app, number = api, scope["query_string"].count(b"&") + 1
+        if number > MOST_PARAMETERS:
+            app = JSONResponse({"detail": f"at most {MOST_PARAMETERS} query parameters; got {number}"}, 400)
+        await app(scope, receive, send)
+
+    return answer
 
 
 class _Server(uvicorn.Server):
