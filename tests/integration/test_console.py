@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from joex import Client
 from joex.cli import console as console_command
+from joex.client.periodic import check_timer
 from joex.console import groups, queues, sign_in
 from joex.console.acts import ACTS, MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
@@ -42,6 +43,7 @@ from joex.http.caller import OWNER, Caller
 from joex.http.listening import listen
 from joex.http.server import serve
 from joex.http.tokens import KEPT_FOR, Tokens
+from joex.http.turns import MOST_REPORTS
 from joex.store import audit, jobs, runs, stats, tokens
 from joex.store.database import connect
 from joex.store.errors import Locked
@@ -2002,6 +2004,28 @@ async def test_the_searches_of_one_viewer_leave_connections_to_the_others(
         answer = await asyncio.wait_for(console.get("/pools", headers=owner), PATIENCE)
         assert answer.status_code == 200
     assert {(await one).status_code for one in searching} == {200}
+
+
+@pytest.mark.parametrize("path", ["/periodic/timer", "/periodic"])
+async def test_few_timers_are_checked_at_a_time(browse: Open, client: Client, monkeypatch: Any, path: str) -> None:
+    """Some take tens of milliseconds of the interpreter."""
+    app, begun, may_end = create_console(client), list[str](), threading.Event()
+
+    def check(timer: str, zone: str) -> Any:
+        begun.append(timer)
+        may_end.wait(PATIENCE)
+        return check_timer(timer, zone)
+
+    monkeypatch.setattr("joex.console.periodic.check_timer", check)
+    console = browse(app=app)
+    calls = [asyncio.create_task(console.get(path, params={"timer": "daily"})) for _ in range(5)]
+    try:
+        await eventually(lambda: len(begun) >= MOST_REPORTS, why="some are checked")
+        await eventually(lambda: app.state.console.searches._of.total() == len(calls), why="all are in line")
+        assert len(begun) == MOST_REPORTS
+    finally:
+        may_end.set()
+    assert {(await one).status_code for one in calls} == {200}
 
 
 async def test_a_simulation_ends_when_its_viewer_hangs_up(client: Client) -> None:

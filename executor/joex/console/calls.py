@@ -42,7 +42,8 @@ LONGEST_BACK = 1_000
 class Console:
     """A console: what its routes share.
 
-    ``searches``: what passes over the jobs or periodic tasks of others, for which the callers take turns.
+    ``searches``: what passes over the jobs or periodic tasks of others, and checks of timers, for which the callers
+    take turns.
     ``simulation``: held while one runs. ``simulating``: by caller, held while its simulation runs, or waits for it.
     """
 

@@ -39,12 +39,13 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
     zone: Annotated[str, Query(max_length=64)] = "UTC",
 ) -> Response:
     """The periodic tasks: when each is due, and how its last time went; and a field in which to try a timer."""
-    async with console.searches.turn(request), console.client.using() as connection:
-        tasks, has_more = await page_of_tasks(
-            connection, after=after or None, most=PAGE, bounds=caller.bounds, most_bytes=NOTHING
-        )
-        now = await stats.now(connection)
-    meaning = await asyncio.to_thread(_meaning, timer, zone)  # of one that is seldom due it takes some milliseconds
+    async with console.searches.turn(request):
+        async with console.client.using() as connection:
+            tasks, has_more = await page_of_tasks(
+                connection, after=after or None, most=PAGE, bounds=caller.bounds, most_bytes=NOTHING
+            )
+            now = await stats.now(connection)
+        meaning = await _meaning(timer, zone)
     return console.views.page(
         request, "periodic.html", tasks=tasks, next=tasks[-1].key if has_more else None, now=now, timer=timer,
         zone=zone, meaning=meaning, done=done, after=after,
@@ -53,22 +54,27 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
 
 
 @routes.get("/periodic/timer", dependencies=[needs(Scope.VIEW)])
-def explain_timer(
+async def explain_timer(
     console: TheConsole,
     request: Request,
     timer: Annotated[str, Query(max_length=254)] = "",
     zone: Annotated[str, Query(max_length=64)] = "UTC",
 ) -> Response:
     """What a timer means: the part of the page that changes while a user types."""
-    return console.views.page(request, "timer.html", meaning=_meaning(timer, zone))
+    async with console.searches.turn(request):
+        meaning = await _meaning(timer, zone)
+    return console.views.page(request, "timer.html", meaning=meaning)
 
 
-def _meaning(timer: str, zone: str) -> TimerCheck | str | None:
-    """What a timer means; a text: why it is wrong; None: there is none."""
+async def _meaning(timer: str, zone: str) -> TimerCheck | str | None:
+    """What a timer means; a text: why it is wrong; None: there is none.
+
+    Of one that is seldom due it may take tens of milliseconds of the interpreter: in the line of searches.
+    """
     if not timer.strip():
         return None
     try:
-        return check_timer(timer, zone)
+        return await asyncio.to_thread(check_timer, timer, zone)
     except InvalidJob as error:
         return str(error)
 
