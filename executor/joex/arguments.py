@@ -10,6 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from joex.errors import ConfigError, InvalidJob
 
+_MOST_NAMED = 20
+_MOST_LOOKED_AT = 1_000
+"""Wrong parts of which some are named: pydantic gives the problems of all, and a megabyte may have 200,000."""
+
 
 class Arguments:
     """The arguments that a task's function takes by name: all its parameters except the first, which is the context.
@@ -52,7 +56,8 @@ class Arguments:
         """Convert arguments, JSON text or values, into the types that the function expects.
 
         Raises:
-            InvalidJob: the arguments don't fit the signature; the message names each wrong one.
+            InvalidJob: the arguments don't fit the signature; the message names the first wrong ones, unless very many
+                are wrong.
         """
         if args == "{}" and not self._has_parameters:  # the usual small job has nothing to check
             return {}
@@ -61,8 +66,7 @@ class Arguments:
                 return dict(self._adapter.validate_json(args))
             return dict(self._adapter.validate_python(dict(args)))
         except ValidationError as error:
-            problems = "; ".join(_problem(problem) for problem in error.errors(include_url=False))
-            raise InvalidJob(f"arguments of task {self._task!r}: {problems}") from None
+            raise InvalidJob(f"arguments of task {self._task!r}: {_problems(error)}") from None
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -87,6 +91,15 @@ def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]
         raise ConfigError(f"task {task!r}: an annotation can't be resolved: {error}") from error
     by_name = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
     return [p.replace(annotation=hints.get(p.name, Any)) for p in by_name]
+
+
+def _problems(error: ValidationError) -> str:
+    number = error.error_count()
+    if number > _MOST_LOOKED_AT:
+        return f"{number} parts of them are wrong"
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    more = [f"and {number - _MOST_NAMED} more"] if number > _MOST_NAMED else []
+    return "; ".join([*map(_problem, found[:_MOST_NAMED]), *more])
 
 
 def _problem(problem: Any) -> str:

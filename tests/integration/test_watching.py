@@ -610,7 +610,7 @@ async def _kill_the_watcher(connection) -> None:
 
 async def test_the_system_keeps_little_for_a_listener_to_read_in_one_turn_of_the_event_loop(database_url):
     connection = await asyncpg.connect(database_url)
-    link = connection._transport.get_extra_info("socket")
+    link = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined] # it has one
     before = link.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
     await listener.Listener(connection, asyncio.Event(), listener.Floods()).start()
     assert link.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= min(before, 2 * listener._UNREAD)

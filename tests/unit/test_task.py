@@ -1,5 +1,6 @@
 """Tasks: their registration, and the checks of their arguments."""
 
+import json
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Annotated, Any
@@ -181,6 +182,17 @@ def test_a_first_parameter_that_comes_by_name_cannot_be_the_context(app):
 
     with pytest.raises(ConfigError, match="needs a first parameter for the context"):
         app.task("a")(task)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [(25, "and 5 more"), (100_000, ": 100000 parts of them are wrong")])
+def test_of_very_many_wrong_arguments_few_are_named(app, wrong, said):
+    @app.task("a")
+    def task(ctx, numbers: list[int]): ...
+
+    with pytest.raises(InvalidJob) as refused:
+        task.parse_arguments(json.dumps({"numbers": ["x"] * wrong}))
+    assert str(refused.value).endswith(said)
+    assert len(str(refused.value)) < 3_000
 
 
 def test_arguments_come_by_name_so_that_others_are_refused_when_the_task_is_made(app):

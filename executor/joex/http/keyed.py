@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from joex.http.caller import Caller, TheCaller, needs
 from joex.http.dependencies import TheClient, TheReport, TheTraceContext, TheTurn, refusals
 from joex.http.errors import Answers, Problem, problem, problems
 from joex.http.route import Route
+from joex.http.turns import held
 from joex.http.values import Shown
 from joex.http.visible import MOST_BYTES, most_bytes
 from joex.http.worker_models import ActiveBody, AddBody, CountBody, JobNameBody, ListBody, ResubmitBody
@@ -34,8 +36,8 @@ from joex.tracing import receiving
 _MOST_PACKED = MOST_BYTES // 10
 """Bytes of packed types, ids and priorities in one list, which take ten times as long as those of payloads."""
 _PIECE, _REST = 900, 3
-"""A list writes so many of these bytes at a time, and then rests for so many times as long: two lists at a time
-(`joex.http.turns.MOST_REPORTS`) leave the event loop half of its time."""
+"""A list writes so many of these bytes at a time, and then rests for so many times as long: a tenant, which has one
+list written at a time, leaves the event loop most of its time."""
 _Row = TypeVar("_Row")
 
 routes = APIRouter(route_class=Route, tags=["keyed jobs"], responses=refusals(503))
@@ -47,6 +49,14 @@ async def _jobs(request: Request) -> KeyedJobs:
 
 
 TheJobs = Annotated[KeyedJobs, Depends(_jobs)]
+
+
+async def _only_page(request: Request, caller: TheCaller) -> AbstractAsyncContextManager[None]:
+    return held(request.app.state.turns.of((caller.tenant, "page"), 1), request.app.state.closing)
+
+
+TheOnlyPage = Annotated[AbstractAsyncContextManager[None], Depends(_only_page)]
+"""Held from when a page is read until it is written, which takes longest, and for which others' lists do not wait."""
 
 
 class Ok(BaseModel):
@@ -261,11 +271,13 @@ async def get_keyed_job(body: JobNameBody, client: TheClient, caller: TheCaller)
 
 
 @routes.post("/api/v1/keyed/list", response_model=JobsOfType, dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
-async def list_keyed_job(body: ListBody, client: TheClient, caller: TheCaller, report: TheReport) -> Response:
+async def list_keyed_job(
+    body: ListBody, client: TheClient, caller: TheCaller, report: TheReport, only_page: TheOnlyPage
+) -> Response:
     """List the jobs of a type in the order of their ids."""
     states = None if body.state is None else [ours for ours, theirs in STATES.items() if theirs == body.state]
-    async with report:
-        async with client.using() as connection:
+    async with only_page:
+        async with report, client.using() as connection:
             rows, more = await keyed.list_keyed(
                 connection,
                 name_of("type", body.type),
@@ -293,11 +305,13 @@ async def count_keyed_job(body: CountBody, client: TheClient, caller: TheCaller,
 
 
 @routes.post("/api/v1/keyed/active", response_model=ActiveIds, dependencies=[needs(Scope.VIEW, Scope.SUBMIT)])
-async def list_active_jobs(body: ActiveBody, client: TheClient, caller: TheCaller, report: TheReport) -> Response:
+async def list_active_jobs(
+    body: ActiveBody, client: TheClient, caller: TheCaller, report: TheReport, only_page: TheOnlyPage
+) -> Response:
     """List the ids of the running jobs of a type, in their order."""
     name, after, most = name_of("type", body.type), _after(body), body.limit
-    async with report:
-        async with client.using() as connection:
+    async with only_page:
+        async with report, client.using() as connection:
             keys = await keyed.active(connection, name, caller.bounds, after=after, most=most + 1)
         return await _page(
             "ids", keys[:most], len, lambda key: _ID.dump_json(tuples.unpack(key)), more=len(keys) > most

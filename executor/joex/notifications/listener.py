@@ -179,7 +179,8 @@ class Listener:
         return self._wakeup.is_set()
 
     def _limit_unread(self) -> None:
-        link = self.connection._transport.get_extra_info("socket")  # noqa: SLF001 - asyncpg has no other way to it
+        transport: Any = getattr(self.connection, "_transport", None)  # asyncpg has no other way to its socket
+        link = None if transport is None else transport.get_extra_info("socket")
         if link is not None:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD)
 
