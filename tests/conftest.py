@@ -12,6 +12,7 @@ from typing import Any
 
 import asyncpg
 import hypothesis
+import hypothesis.internal.conjecture.optimiser  # (an example imports it else: Python 3.11 can't always parse there)
 import psycopg
 import pytest
 
