@@ -8,7 +8,8 @@ that dies, hangs, or loses its connection meanwhile leaves nothing behind.
 The database's clock decides which tasks are due, and how long it is until the next; the process's own clock only
 measures how long the scheduler sleeps. If the database's clock is set forward, the scheduler finds newly due tasks
 when its longest sleep ends, at the latest. If it is set back, no decided time of a timer comes again, and the scheduler
-computes next times again that now lie in the future.
+computes next times again that were computed in what is the future now. To find these it reads all tasks: when it
+starts, and when it sees that the clock was set back.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from joex.errors import JoexError
 from joex.store import periodic_due
 from joex.store.database import borrowed
 from joex.store.periodic import TaskKey
+from joex.store.statement import Connection
 from joex.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 _BATCH = 200
 _SLICE = 0.005  # seconds of decisions until all else in the process has its turn: each may take milliseconds
 _LONGEST_SLEEP = 60.0
+_SET_BACK = (
+    30.0  # seconds by which a clock may seem to go back because an answer was late: less than _RECOMPUTE forgives
+)
 _JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
 _ASIDE_FOR, _LONGEST_ASIDE = 10.0, 300.0
@@ -103,6 +108,7 @@ class PeriodicScheduler:
         self._aside = Aside()
         self._after = ""  # the group after which the next turns begin
         self._clock_checked_at = float("-inf")
+        self._ahead = float("inf")  # seconds that the database's clock was before that of this process, at most
         self._decided_for = 0.0  # seconds of this round
 
     def wake(self) -> None:
@@ -136,8 +142,7 @@ class PeriodicScheduler:
         aside = self._aside.until(now)
         async with borrowed(self._pool) as connection:
             if now >= self._clock_checked_at + _LONGEST_SLEEP:
-                await periodic_due.recompute(connection)
-                self._clock_checked_at = now
+                await self._check_clock(connection, now)
             which: Any = {"system": self._maintain is not None, "aside": list(aside)}
             seconds = await periodic_due.next_in(connection, **which)
             if seconds is None or seconds > 0:
@@ -158,6 +163,14 @@ class PeriodicScheduler:
             elif one.outcome != "stale":
                 self._aside.forget(one.key)
         return 0.0
+
+    async def _check_clock(self, connection: Connection, now: float) -> None:
+        ahead = await periodic_due.clock(connection) - now
+        if ahead >= self._ahead - _SET_BACK:
+            self._ahead = max(self._ahead, ahead)
+        elif await periodic_due.recompute(connection):
+            self._ahead = ahead
+        self._clock_checked_at = now
 
     def _tell(self, fired: Iterable[periodic_due.Fired], errors: dict[TaskKey, str | None]) -> None:
         for one in fired:

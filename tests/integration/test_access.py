@@ -1450,7 +1450,7 @@ async def test_a_bound_role_can_not_ask_what_another_role_is_bound_to(roles_of):
     takes_a_role = "SELECT proname FROM pg_proc WHERE oid = ANY ($1) AND proargtypes::oid[] && $2::regtype[]::oid[]"
     allowed = [row["oid"] for row in (await may_call(bound)).values()]
     assert await bound.fetch(takes_a_role, allowed, ["name", "oid", "regrole"]) == []
-    for relation in ("role_scope", "role_bounds", "bounds_of_reader"):
+    for relation in ("role_scope", "role_bounds", "bounds_of_reader", "bounds_of_operator"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await bound.fetch(f"TABLE joex_private.{relation}")
 
@@ -1594,21 +1594,28 @@ async def test_the_grants_are_read_once_for_all_rows_of_a_view(peeker, bench, co
             assert await connection.fetchval(read) - before == calls
 
 
-async def test_the_grants_are_read_once_for_all_failed_jobs_that_a_bound_role_runs_again(roles_of, connection, bench):
-    """And it runs those alone that it may."""
+async def test_the_grants_are_read_once_for_all_rows_that_a_bound_role_changes_or_could_mean(
+    roles_of, connection, bench
+):
+    """And it changes those alone that it may."""
     me = await bench.executor()
     theirs, mine = [await bench.job_in("failed", me, group=group) for group in ("theirs", "mine")]
-    for _ in range(20):
+    for number in range(20):
         await bench.job_in("failed", me, group="theirs")
+        await connection.execute("SELECT joex.put_periodic_task('a', 'a', 'daily', grp => $1)", f"theirs {number}")
+    await connection.execute("SELECT joex.put_periodic_task('a', 'a', 'daily', grp => 'mine')")
     bound = await roles_of("operate", groups=["mine"])
     role = await bound.fetchval("SELECT session_user::text")
     read = "SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = 'bounds'"
     await connection.execute(f"SET track_functions = 'all'; SET SESSION AUTHORIZATION {role}")
-    async with connection.transaction():
-        assert await connection.fetchval("SELECT joex.retry_failed()") == 1
-        assert await connection.fetchval(read) == 1
+    for call, answer in (("joex.retry_failed()", 1), ("joex.remove_periodic_task('a', any_owner => true)", "removed")):
+        async with connection.transaction():
+            before = await connection.fetchval(read)
+            assert await connection.fetchval(f"SELECT {call}") == answer
+            assert await connection.fetchval(read) - before == 1
     await connection.execute("RESET SESSION AUTHORIZATION; RESET track_functions")
     assert [await bench.state(one) for one in (theirs, mine)] == ["failed", "waiting"]
+    assert await connection.fetchval("SELECT count(*) FROM joex.periodic_tasks WHERE starts_with(grp, 'theirs')") == 20
 
 
 EVERYWHERE = ["submit", "view"], None, None

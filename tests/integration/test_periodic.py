@@ -223,6 +223,24 @@ async def test_however_many_tasks_of_a_group_come_first_each_other_group_has_its
     assert found["hog"] <= 200
 
 
+async def test_a_group_whose_jobs_take_long_to_submit_has_one_of_them_for_each_task_of_another(tasks):
+    """A megabyte of arguments takes thirty milliseconds, and a tenant may have hundreds of such tasks each second."""
+    await tasks.connection.execute("""
+        CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN PERFORM pg_sleep(0.25); RETURN NEW; END $$;
+        CREATE TRIGGER take_long BEFORE INSERT ON joex_private.job FOR EACH ROW WHEN (NEW.grp = 'hog')
+            EXECUTE FUNCTION take_long();
+    """)
+    await tasks.put_due(*(f"a {number}" for number in range(40)), group="hog")
+    await tasks.put_due("z 1", "z 2", group="acme")
+    await tasks.connection.execute("SELECT setseed(0.5)")  # each pass begins with one of the two groups, by chance
+    passes: list[dict[str, str]] = []
+    while not {"z 1", "z 2"} <= {task for one in passes for task in one}:
+        passes.append(await tasks.decide())
+    assert max(sum(task.startswith("a") for task in one) for one in passes) == 1
+    assert len(passes) <= 8
+
+
 async def test_where_more_groups_are_due_than_a_pass_holds_the_next_passes_go_on_with_the_others(tasks):
     await tasks.put_due(*(f"hog {nr}" for nr in range(9)), group="hog")
     groups = {f"group {nr}" for nr in range(7)}
@@ -889,6 +907,48 @@ async def test_when_a_clock_that_was_fast_is_set_right_the_next_times_are_worked
         task = await eventually(is_mended)
     assert task.nextrun == right.nextrun
     assert await tasks.jobs() == 0
+
+
+async def test_next_times_are_worked_out_anew_when_a_scheduler_sees_that_the_clock_was_set_back(
+    tasks, another_connection, scheduler, monkeypatch
+):
+    """All of them, also one that somebody has locked meanwhile."""
+    monkeypatch.setattr(periodic_scheduler, "_LONGEST_SLEEP", 0.01)
+    clock, behind, looks = periodic_due.clock, 0.0, 0
+
+    async def clock_that_is_set_back(connection):
+        nonlocal looks
+        looks += 1
+        return await clock(connection) - behind
+
+    async def after_looks(count):
+        until = looks + count
+        await eventually(lambda: looks >= until)
+
+    monkeypatch.setattr(periodic_due, "clock", clock_that_is_set_back)
+    await tasks.put("a", "b", timer=MONTHLY)
+    await tasks.decide()
+    right = (await tasks.get()).nextrun
+    other = await another_connection()
+
+    async def is_right(task_id):
+        return (await tasks.get(task_id)).nextrun == right
+
+    async with scheduler():
+        await after_looks(2)  # (the second one ends the first, which reads all tasks at the start)
+        await tasks.connection.execute(
+            "UPDATE joex_private.periodic_task SET nextrun = nextrun + interval '10 years', "
+            "marked = marked + interval '10 years'"
+        )
+        await after_looks(3)
+        assert (await tasks.get()).nextrun > right
+        async with other.transaction():
+            await other.execute("SELECT FROM joex_private.periodic_task WHERE id = 'a' FOR UPDATE")
+            behind = 3600.0
+            await eventually(lambda: is_right("b"))
+            await after_looks(3)
+            assert not await is_right("a")
+        await eventually(lambda: is_right("a"))
 
 
 # Sleeping and waking.

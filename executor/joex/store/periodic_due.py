@@ -36,12 +36,15 @@ _NEXT = statement("""
           AND (id, queue, grp) NOT IN (SELECT * FROM unnest($2::text[], $3::text[], $4::text[]))
     ORDER BY nextrun LIMIT 1
 """)
-_RECOMPUTE = statement("""
-    UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE (id, queue, grp) IN (
-        SELECT id, queue, grp FROM joex_private.periodic_task
-        WHERE enabled AND error IS NULL AND marked > clock_timestamp() + interval '1 minute' AND nextrun > '-infinity'
-        FOR NO KEY UPDATE SKIP LOCKED)
+_CLOCK = statement("SELECT extract(epoch FROM clock_timestamp())::float8")
+_AHEAD = statement("""
+    SELECT id, queue, grp FROM joex_private.periodic_task
+    WHERE enabled AND error IS NULL AND marked > clock_timestamp() + interval '1 minute' AND nextrun > '-infinity'
 """)
+_RECOMPUTE = statement(f"""
+    UPDATE joex_private.periodic_task SET nextrun = '-infinity'
+    WHERE (id, queue, grp) IN ({_AHEAD} FOR NO KEY UPDATE SKIP LOCKED)
+""")  # noqa: S608 - put together of constants
 _FIRE = statement("""
     SELECT id, queue, grp, outcome, job
     FROM joex_private.fire_periodic($1::text, $2::text[], $3::text[], $4::text[], $5::bigint[], $6::timestamptz[],
@@ -105,10 +108,20 @@ async def next_in(connection: Connection, *, system: bool = True, aside: Sequenc
     return found
 
 
-async def recompute(connection: Connection) -> None:
-    """Have next times computed again that came from a database clock that was set back since."""
+async def clock(connection: Connection) -> float:
+    """The time of the database's clock, in seconds since 1970."""
+    with translated():
+        return float(await connection.fetchval(_CLOCK))
+
+
+async def recompute(connection: Connection) -> bool:
+    """Have next times computed again that came from a database clock that was set back since.
+
+    Returns whether these are all: it leaves out tasks whose rows another session has locked.
+    """
     with translated():
         await connection.execute(_RECOMPUTE)
+        return await connection.fetchrow(_AHEAD) is None
 
 
 async def fire(connection: Connection, worker: str, decided: Sequence[tuple[Due, Decision]]) -> list[Fired]:

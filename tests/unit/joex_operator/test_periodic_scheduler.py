@@ -71,6 +71,7 @@ async def test_decisions_that_the_database_does_not_take_count_as_work_and_its_w
         rested += max(seconds, 0.0)
 
     monkeypatch.setattr(periodic_scheduler, "borrowed", lambda _: nullcontext())
+    monkeypatch.setattr(periodic_due, "clock", next_in)
     monkeypatch.setattr(periodic_due, "recompute", next_in)
     monkeypatch.setattr(periodic_due, "next_in", next_in)
     monkeypatch.setattr(periodic_due, "due", due)

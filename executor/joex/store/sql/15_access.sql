@@ -67,6 +67,12 @@ FROM joex_private.bounds('{view}') s, (
     SELECT groups, queues FROM joex_private.role_bounds
     WHERE current_user <> session_user AND scopes && '{view, executor}' AND pg_has_role(current_user, role, 'USAGE, SET')) r;
 
+-- Where the role of this session may operate, for statements that look at many rows.
+CREATE OR REPLACE VIEW joex_private.bounds_of_operator AS
+SELECT b.groups, b.queues FROM joex_private.bounds('{operate}') b
+WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1)
+UNION ALL SELECT NULL, NULL WHERE pg_sequence_last_value('joex_private.roles_bound') = 1;
+
 -- Whether a client has sent the statement that runs. (A client that is connected by TCP has an address; to look up what kind of session
 -- this is costs more. The server tells that to the owner of the session, or with the rights of pg_read_all_stats. Where it does not tell,
 -- autovacuum is known by its superuser; a superuser who is connected by a socket is then refused too.)

@@ -205,10 +205,7 @@ BEGIN
     -- (Finished keyed jobs have an index of their own: the two are merged in order. Jobs whose tracker another job has, or that others have
     -- locked, must not fill the limit: they stay the oldest. No index has failed jobs alone: its condition would name the state, so that no
     -- start of a run could be a HOT update, as 5,100 of 6,000 were.)
-    FOR v_job IN WITH bounds AS MATERIALIZED (      -- read once, and not for each failed job
-                    SELECT b.groups, b.queues FROM joex_private.bounds('{operate}') b
-                    WHERE (SELECT pg_sequence_last_value('joex_private.roles_bound') IS DISTINCT FROM 1)
-                    UNION ALL SELECT NULL, NULL WHERE pg_sequence_last_value('joex_private.roles_bound') = 1)
+    FOR v_job IN WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_operator)    -- read once, and not for each failed job
                  SELECT j.id, j.grp, j.tracker FROM (
                      (SELECT f.* FROM joex_private.job f WHERE f.finished_at IS NOT NULL AND f.key IS NULL ORDER BY f.finished_at)
                      UNION ALL

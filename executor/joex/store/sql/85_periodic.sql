@@ -133,11 +133,14 @@ DECLARE
 BEGIN
     PERFORM joex_private.exact(p_id);
     FOR v_one IN
-        SELECT * FROM joex_private.periodic_task t
-        WHERE t.id = p_id AND (p_queue IS NULL OR t.queue = p_queue) AND (p_grp IS NULL OR t.grp = p_grp)
-              -- (Joex's own tasks concern all groups.)
-              AND joex_private.may('{operate}', CASE WHEN t.owner <> 'joex' THEN t.queue END, CASE WHEN t.owner <> 'joex' THEN t.grp END)
-        ORDER BY t.queue, t.grp LIMIT 2 FOR UPDATE
+        WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_operator)     -- read once, and not for each task of this id
+        SELECT t.* FROM joex_private.periodic_task t
+        WHERE t.id = p_id AND (p_queue IS NULL OR t.queue = p_queue) AND (p_grp IS NULL OR t.grp = p_grp) AND EXISTS (
+            SELECT FROM bounds b
+            -- (Joex's own tasks concern all groups.)
+            WHERE (b.groups IS NULL OR t.owner <> 'joex' AND t.grp = ANY (b.groups))
+                  AND (b.queues IS NULL OR t.owner <> 'joex' AND t.queue = ANY (b.queues)) OFFSET 0)
+        ORDER BY t.queue, t.grp LIMIT 2 FOR UPDATE OF t
     LOOP
         IF v_found.id IS NOT NULL THEN
             RAISE EXCEPTION 'id: several periodic tasks have the id %: name the queue and the group too, such as queue % and group %',
@@ -328,6 +331,8 @@ END $$;
 -- (its time was too long ago), set (it has its next time now), refused (it can't run), trouble (its job could not be submitted now), or
 -- stale (another scheduler was faster, or the task has changed).
 -- While another call is under way this does nothing, and returns nothing: that call may have the same tasks.
+-- After a quarter of a second it leaves the rest as it is, and does not return it: a tenant whose jobs take long to submit, by a megabyte of
+-- arguments each perhaps, must not make the others wait. So each group has its first task, then its second, and so on.
 CREATE OR REPLACE FUNCTION joex_private.fire_periodic(
     p_worker text, ids text[], queues text[], grps text[], revisions bigint[], nextruns timestamptz[], fires timestamptz[], nexts timestamptz[],
     errors text[]
@@ -336,14 +341,17 @@ CREATE OR REPLACE FUNCTION joex_private.fire_periodic(
 SET lock_timeout = '20ms' SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
+    v_until CONSTANT timestamptz := clock_timestamp() + interval '250 milliseconds';
     v_given record;
     v_task joex_private.periodic_task;
 BEGIN
     IF NOT joex_private.try_mutex('periodic') THEN
         RETURN;
     END IF;
-    FOR v_given IN SELECT * FROM unnest(ids, queues, grps, revisions, nextruns, fires, nexts, errors)
-                       AS g(id, queue, grp, revision, nextrun, fire, next, error) ORDER BY g.id, g.queue, g.grp LOOP
+    -- (At random: no group is the last one each time.)
+    FOR v_given IN SELECT * FROM unnest(ids, queues, grps, revisions, nextruns, fires, nexts, errors) WITH ORDINALITY
+                       AS g(id, queue, grp, revision, nextrun, fire, next, error, nr)
+                   ORDER BY row_number() OVER (PARTITION BY g.grp ORDER BY g.nr), random() LOOP
         id := v_given.id;
         queue := v_given.queue;
         grp := v_given.grp;
@@ -377,10 +385,8 @@ BEGIN
                     PERFORM set_config('lock_timeout', '1ms', true);
                 END IF;
             END;
-            IF outcome = 'trouble' THEN
-                RETURN NEXT;
-                CONTINUE;
-            END IF;
+        END IF;
+        IF outcome NOT IN ('stale', 'trouble') THEN
             UPDATE joex_private.periodic_task t SET
                 nextrun = CASE outcome WHEN 'refused' THEN '-infinity' ELSE coalesce(v_given.next, 'infinity') END,
                 worker = p_worker, marked = clock_timestamp(), error = v_given.error,
@@ -390,6 +396,7 @@ BEGIN
             WHERE (t.id, t.queue, t.grp) = (v_given.id, v_given.queue, v_given.grp);
         END IF;
         RETURN NEXT;
+        EXIT WHEN clock_timestamp() >= v_until;
     END LOOP;
 END $$;
 
