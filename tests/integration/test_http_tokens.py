@@ -23,7 +23,7 @@ from joex.cli import executor as executor_command
 from joex.config import Settings
 from joex.core.access import Scope
 from joex.core.job import NewJob, RunningJob
-from joex.http import bodies, connection_shares, keyed, route, turns, visible
+from joex.http import bodies, connection_shares, keyed_pages, route, turns, visible
 from joex.http.api import check_route, create_api
 from joex.http.auth import PUBLIC
 from joex.http.caller import OWNER, Caller, needs, needs_of
@@ -1190,9 +1190,9 @@ async def test_lists_that_wait_in_line_have_that_pace_too(application, http_as, 
 
 
 async def test_keyed_lists_that_are_written_keep_no_list_of_others_waiting(http_as, client, monkeypatch):
-    monkeypatch.setattr(keyed, "_REST", 1e9)
+    monkeypatch.setattr(keyed_pages, "_REST", 1e9)
     for nr in range(3):
-        await client.keyed.add("mail", "x" * keyed._PIECE + str(nr), group="acme")
+        await client.keyed.add("mail", "x" * keyed_pages.PIECE + str(nr), group="acme")
     async with http_as("view", groups=["acme"]) as acme, http_as("view") as other:
         lists = [asyncio.create_task(acme.post("/api/v1/keyed/list", json={"type": "mail"})) for _ in range(3)]
         for _ in range(20):  # the lists get where they rest

@@ -627,7 +627,7 @@ async def test_in_a_list_of_long_ids_the_event_loop_does_other_work_after_each_o
 async def test_a_page_of_long_ids_and_priorities_ends_at_a_limit_and_the_next_one_goes_on(
     call, monkeypatch, path, name, pages
 ):
-    monkeypatch.setattr("joex.http.keyed._MOST_PACKED", 1000)
+    monkeypatch.setattr("joex.http.keyed_pages.MOST_PACKED", 1000)
     ids = [[nr, "x" * 450] for nr in range(3)]
     await running(call, *ids, priority="x" * 600)
     found: list[Any] = []

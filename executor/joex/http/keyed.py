@@ -5,10 +5,7 @@ Ids may be any values, so they are in the body, and all calls are POST.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request, Response, status
@@ -24,21 +21,14 @@ from joex.errors import JobExists
 from joex.http.caller import Caller, TheCaller, needs
 from joex.http.dependencies import TheClient, TheReport, TheTraceContext, TheTurn, refusals
 from joex.http.errors import Answers, Problem, problem, problems
+from joex.http.keyed_pages import TheOnlyPage, page
 from joex.http.route import Route
-from joex.http.turns import held
 from joex.http.values import Shown
-from joex.http.visible import MOST_BYTES, most_bytes
+from joex.http.visible import most_bytes
 from joex.http.worker_models import ActiveBody, AddBody, CountBody, JobNameBody, ListBody, ResubmitBody
 from joex.store import keyed
 from joex.store.statement import Connection
 from joex.tracing import receiving
-
-_MOST_PACKED = MOST_BYTES // 10
-"""Bytes of packed types, ids and priorities in one list, which take ten times as long as those of payloads."""
-_PIECE, _REST = 900, 3
-"""A list writes so many of these bytes at a time, and then rests for so many times as long: a tenant, which has one
-list written at a time, leaves the event loop most of its time."""
-_Row = TypeVar("_Row")
 
 routes = APIRouter(route_class=Route, tags=["keyed jobs"], responses=refusals(503))
 
@@ -49,14 +39,6 @@ async def _jobs(request: Request) -> KeyedJobs:
 
 
 TheJobs = Annotated[KeyedJobs, Depends(_jobs)]
-
-
-async def _only_page(request: Request, caller: TheCaller) -> AbstractAsyncContextManager[None]:
-    return held(request.app.state.turns.of((caller.tenant, "page"), 1), request.app.state.closing)
-
-
-TheOnlyPage = Annotated[AbstractAsyncContextManager[None], Depends(_only_page)]
-"""Held from when a page is read until it is written, which takes longest, and for which others' lists do not wait."""
 
 
 class Ok(BaseModel):
@@ -287,7 +269,7 @@ async def list_keyed_job(
                 bounds=caller.bounds,
                 most_bytes=most_bytes(caller),
             )
-        return await _page(
+        return await page(
             "jobs",
             rows,
             lambda row: len(row.type) + len(row.key or b"") + len(row.rank),
@@ -313,45 +295,11 @@ async def list_active_jobs(
     async with only_page:
         async with report, client.using() as connection:
             keys = await keyed.active(connection, name, caller.bounds, after=after, most=most + 1)
-        return await _page(
-            "ids", keys[:most], len, lambda key: _ID.dump_json(tuples.unpack(key)), more=len(keys) > most
-        )
+        return await page("ids", keys[:most], len, lambda key: _ID.dump_json(tuples.unpack(key)), more=len(keys) > most)
 
 
 def _after(body: ActiveBody) -> bytes | None:
     return pack("after", body.after) if "after" in body.model_fields_set else None
-
-
-async def _page(
-    name: str, rows: Sequence[_Row], packed: Callable[[_Row], int], written: Callable[[_Row], bytes], *, more: bool
-) -> Response:
-    """Answer with these rows, or as many of them as the limit allows, but one at least.
-
-    They are made piece by piece: in between, the event loop serves other calls and runs.
-
-    Args:
-        name: of the rows in the answer.
-        rows: of the database.
-        packed: the bytes of a row that count.
-        written: the JSON of a row.
-        more: whether there are others than these.
-    """
-    texts: list[bytes] = []
-    left, piece, time = _MOST_PACKED, 0, asyncio.get_running_loop().time
-    began = time()
-    for row in rows:
-        size = packed(row)
-        left -= size
-        if texts and left < 0:
-            more = True
-            break
-        texts.append(written(row))
-        piece += size
-        if piece >= _PIECE:
-            await asyncio.sleep((time() - began) * _REST)
-            piece, began = 0, time()
-    content = b'{"%b":[%b],"more":%b}' % (name.encode(), b",".join(texts), b"true" if more else b"false")
-    return Response(content, media_type="application/json")
 
 
 def _shown(job: KeyedJob) -> ShownJob:
