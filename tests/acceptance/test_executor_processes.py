@@ -22,7 +22,7 @@ import pytest_asyncio
 
 import joex
 from joex.core.events import RunStarted
-from joex.core.job import State, TakenJob
+from joex.core.job import State
 from joex.errors import ConfigError
 from joex.runtime import process_handle
 from joex.runtime.job_log_writer import JobLogWriter
@@ -231,18 +231,21 @@ async def test_a_hostile_run_harms_no_other(
     assert (job.state, job.result) == ("success", 1)
 
 
-async def test_a_run_in_a_process_that_logs_much_is_slowed_down(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it logs costs the executor time, which the other runs need."""
-    monkeypatch.setattr(process_handle, "_LINES", 100)
+@pytest.mark.parametrize("what", ["log", "progress"])
+async def test_a_run_in_a_process_that_reports_much_is_slowed_down(
+    house: House, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """What it reports costs the executor time, which the other runs need."""
+    monkeypatch.setattr(process_handle, "_REPORTS", 100)
     monkeypatch.setattr(process_handle, "_PER", 0.5)
-    keep, kept_at = JobLogWriter.log, list[float]()
+    keep, kept_at = getattr(JobLogWriter, what), list[float]()
 
-    def timed(writer: JobLogWriter, job: TakenJob, level: str, message: str) -> None:
+    def timed(*report: object) -> None:
         kept_at.append(time.monotonic())
-        keep(writer, job, level, message)
+        keep(*report)
 
-    monkeypatch.setattr(JobLogWriter, "log", timed)
-    assert (await house.run("log", {"lines": 250})).state == "success"
+    monkeypatch.setattr(JobLogWriter, what, timed)
+    assert (await house.run("report", {"what": what, "times": 250})).state == "success"
     assert len(kept_at) == 250
     assert kept_at[-1] - kept_at[0] >= 2 * 0.45
 

@@ -314,10 +314,13 @@ def print_a_gigabyte(ctx: joex.Context, folder: Path, how: str) -> None:
         ctx.log.info(line[:10_000])
 
 
-@app.task("log", process=True, retries=0)
-def log(ctx: joex.Context, lines: int) -> None:
-    for number in range(lines):
-        ctx.log.info("line %d", number)
+@app.task("report", process=True, retries=0)
+def report(ctx: joex.Context, what: str, times: int) -> None:
+    for number in range(times):
+        if what == "log":
+            ctx.log.info("line %d", number)
+        else:
+            ctx.progress(number % 100)
 
 
 @app.task("spoil", process=True, retries=0, timeout="10m")

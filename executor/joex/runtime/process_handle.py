@@ -36,7 +36,7 @@ LAST_BYTES_WITHIN = 5.0
 """Seconds in which what a process has written before its end is here."""
 
 _CHECK_EVERY = 0.25
-_LINES, _PER = 1000, 0.05  # so many lines of a process cost it so many seconds: the loop has other runs to serve
+_REPORTS, _PER = 1000, 0.05  # so many reports of a process cost it so many seconds: the loop has other runs to serve
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -216,15 +216,12 @@ class Process:
         self._writer.write(packed(message))
         with suppress(OSError):
             await self._writer.drain()
-        lines = 0
+        number = 0
         while (said := await read_message(self._reader, largest)) is not None and said.get("run") != message["job"][1]:
             try:
                 if "log" in said:
                     level, line = said["log"]
                     reports.log(run.job, _LEVELS[level], str(line))
-                    lines += 1
-                    if lines % _LINES == 0:
-                        await asyncio.sleep(_PER)
                 elif "progress" in said:
                     percent, text = said["progress"]
                     reports.progress(run.job, max(0, min(100, int(percent))), None if text is None else str(text))
@@ -232,6 +229,9 @@ class Process:
                     run.context.is_finished = True
             except (KeyError, TypeError, ValueError, OverflowError):
                 raise NotAMessage from None
+            number += 1
+            if number % _REPORTS == 0:
+                await asyncio.sleep(_PER)
         if said is not None and run.context is not None:
             run.context.message = said.get("message")
         return said
