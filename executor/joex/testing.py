@@ -164,7 +164,7 @@ class _Slot:
                 connections=connections,
                 sync_connections=lambda task: opened if runs_in_process(task, by_default=processes) else None,
                 fetch=lambda job: runs.arguments(connection, job.id, job.lock_id),
-                start_alone=lambda job: runs.start_alone(connection, job.id, job.lock_id),
+                mark_start=lambda job: runs.mark_start(connection, job.id, job.lock_id),
                 largest_result=limits.result,
                 is_trusted=lambda: True,
                 on_room=lambda: None,

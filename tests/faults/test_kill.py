@@ -228,7 +228,7 @@ async def test_what_comes_while_an_executor_runs_a_suspect_is_run_by_another_one
     await executors.start_all("one", "another", pool_size=4)
     async with connection.transaction():
         suspect = await client.submit("hold", {"flag": "go"}, connection=connection)
-        await connection.execute("UPDATE joex_private.job SET suspect = true WHERE id = $1", suspect)
+        await connection.execute("UPDATE joex_private.job SET losses = 2, suspect = true WHERE id = $1", suspect)
     run = await effects.begun(suspect)
     # Otherwise the others would find them only at a heartbeat.
     asleep = """

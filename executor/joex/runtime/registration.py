@@ -110,7 +110,7 @@ class Registration:
             reports=self.reports,
             connections=resources.task_connections,
             fetch=self._fetch,
-            start_alone=self._start_alone,
+            mark_start=self._mark_start,
             on_room=lambda: self.taker.wake(),  # noqa: PLW0108 - the taker comes after the runner
             largest_result=resources.limits.result,
             processes=resources.processes,
@@ -250,10 +250,10 @@ class Registration:
         pool, largest = self._resources.bulk_pool, self._resources.limits.args
         return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._fetching)
 
-    async def _start_alone(self, job: TakenJob) -> bool:
-        """Mark the run of a suspect."""
+    async def _mark_start(self, job: TakenJob) -> bool:
+        """Mark the run of a job that was lost twice."""
         async with borrowed(self._pool) as connection:
-            return await runs.start_alone(connection, job.id, job.lock_id)
+            return await runs.mark_start(connection, job.id, job.lock_id)
 
     async def _until_idle(self) -> None:
         while self.runner.runs:

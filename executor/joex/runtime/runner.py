@@ -52,7 +52,7 @@ class Runner:
         reports: RunReports,
         connections: ConnectionSource,
         fetch: Callable[[TakenJob], Coroutine[Any, Any, str | None]],
-        start_alone: Callable[[TakenJob], Awaitable[bool]],
+        mark_start: Callable[[TakenJob], Awaitable[bool]],
         largest_result: int,
         processes: Processes | None = None,
         process_slots: int | None = None,
@@ -63,7 +63,7 @@ class Runner:
     ) -> None:
         self._app = app
         self._fetch = fetch  # the arguments that did not come with the job; None: it has lost the job
-        self._start_alone = start_alone  # marks the run of a suspect; False: it has lost the job
+        self._mark_start = mark_start  # of a job that was lost twice; False: it has lost the job
         self._largest_result = largest_result
         self._slots = slots
         self._defaults = defaults
@@ -208,7 +208,7 @@ class Runner:
         Awaits the code directly: there are thousands of runs a second, and each further coroutine would cost all of
         them.
         """
-        args: str | Outcome | None = await self._until_alone(run) if run.job.suspect else run.job.args
+        args: str | Outcome | None = await self._until_marked(run) if run.job.is_marked_first else run.job.args
         if args is None:
             args = await self._fetched(run)
         task = args if isinstance(args, Outcome) else self._begin(run, args)
@@ -243,8 +243,8 @@ class Runner:
         except JoexError as error:
             return Outcome(Ending.RAISED, f"args: {error_line(error)}")
 
-    async def _until_alone(self, run: Run) -> str | Outcome | None:
-        """Wait until no other run is left here, and mark a suspect's run; returns the arguments that came with it."""
+    async def _until_marked(self, run: Run) -> str | Outcome | None:
+        """Mark a run, a suspect's when no other one is left here; returns the arguments that came with it."""
         try:
             marked = await _before_it_starts(run, self._marked(run.job))
         except JoexError:
@@ -253,14 +253,16 @@ class Runner:
         return marked if isinstance(marked, Outcome) else run.job.args
 
     async def _marked(self, job: TakenJob) -> bool | None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ALONE_FOR):
-                while len(self.runs) > 1:
-                    self._is_alone.clear()
-                    await self._is_alone.wait()
-        if not await self._start_alone(job):
+        if job.suspect:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ALONE_FOR):
+                    while len(self.runs) > 1:
+                        self._is_alone.clear()
+                        await self._is_alone.wait()
+        if not await self._mark_start(job):
             return None
-        self._loop.call_later(_ALONE_FOR, self._let_others_in, job)
+        if job.suspect:
+            self._loop.call_later(_ALONE_FOR, self._let_others_in, job)
         return True
 
     def _let_others_in(self, job: TakenJob) -> None:

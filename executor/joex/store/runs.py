@@ -17,7 +17,7 @@ _TAKE = statement(f"""
     FROM joex_private.take($1::integer, $2::text[], $3::integer, $4::integer, $5::integer,
                            p_give_back_nr => $6::integer)
 """)  # noqa: S608 - put together of constants
-_START_ALONE = statement("SELECT joex_private.start_alone($1::uuid, $2::uuid)")
+_MARK_START = statement("SELECT joex_private.mark_start($1::uuid, $2::uuid)")
 _START = statement("SELECT * FROM joex_private.start_many($1::uuid[], $2::uuid[], $3::float8[])")
 _FINISH_MANY = statement("""
     SELECT nr, answer
@@ -128,10 +128,10 @@ async def forget_turns(connection: Connection) -> None:
         await connection.execute(_FORGET_TURNS)
 
 
-async def start_alone(connection: Connection, job_id: UUID, lock_id: UUID) -> bool:
-    """Mark the run of a suspect as running, before its code starts. False: it has lost the job."""
+async def mark_start(connection: Connection, job_id: UUID, lock_id: UUID) -> bool:
+    """Mark the run of a job that was lost twice as running, before its code starts. False: it has lost the job."""
     with translated():
-        return bool(await connection.fetchval(_START_ALONE, job_id, lock_id))
+        return bool(await connection.fetchval(_MARK_START, job_id, lock_id))
 
 
 async def start_many(connection: Connection, runs: Sequence[tuple[UUID, UUID, float]]) -> set[UUID]:

@@ -131,7 +131,7 @@ DO $do$ BEGIN
     CREATE TYPE joex_private.taken AS (
         id uuid, lock_id uuid, seq bigint, queue text, grp text, task text, args text, priority joex_private.job_priority,
         subject text, submitter text, attempt integer, failures integer, retries integer, waited float8, suspect boolean,
-        trace_context text);
+        losses integer, trace_context text);
 EXCEPTION WHEN duplicate_object THEN NULL; END $do$;
 DO $do$ BEGIN
     CREATE TYPE joex_private.mixed_group AS (
@@ -622,10 +622,10 @@ BEGIN
         UPDATE joex_private.job j SET lane = NULL, state = 'scheduled', executor_id = p_executor, app_id = p_app_id,
                lock_id = encode(substr(sha256(v_secret || int8send(c.nr)), 1, 16), 'hex')::uuid, scheduled_at = clock_timestamp(),
                held_since = (SELECT coalesce(pg_sequence_last_value('joex_private.job_seq_seq'), 0)),
-               -- (An executor may hold a suspect for long before it starts: see start_alone.)
+               -- (An executor marks the start of a job that was lost twice before its code runs: see mark_start.)
                (overdue_at, renew_by) = (
                    SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                   FROM joex_private.task_timeout o WHERE o.task = j.task AND (p_executor = 0 OR NOT j.suspect))
+                   FROM joex_private.task_timeout o WHERE o.task = j.task AND (p_executor = 0 OR j.losses < 2))
         FROM unnest(p_tids) WITH ORDINALITY AS c(tid, nr) WHERE j.ctid = c.tid
         RETURNING j.id, j.lock_id, j.seq, j.queue::text, j.grp::text, j.task::text,
                   -- (#> '{}': as it is, and not as the table has compressed it; read only where that is small)
@@ -634,11 +634,11 @@ BEGIN
                        THEN j.args::text END AS args,
                   j.priority, j.subject::text, j.submitter::text, j.attempt, j.failures, j.retries::integer,
                   extract(epoch FROM j.scheduled_at - j.runnable_since)::float8 AS waited, j.suspect,
-                  j.trace_context::text, c.nr
+                  j.losses, j.trace_context::text, c.nr
     ) SELECT t.id, t.lock_id, t.seq, t.queue, t.grp, t.task,
              CASE WHEN a.size <= 1000000 OR octet_length(t.args) <= 1000000 / a.jobs THEN t.args END,
              t.priority, t.subject, t.submitter, t.attempt, t.failures, t.retries, t.waited, t.suspect,
-             t.trace_context
+             t.losses, t.trace_context
     FROM taken t CROSS JOIN (SELECT sum(octet_length(args)) AS size, count(*) AS jobs FROM taken t) a
     ORDER BY t.nr;
 END $$;

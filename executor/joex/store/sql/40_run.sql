@@ -33,10 +33,11 @@ BEGIN
                  JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled';
 END $$;
 
--- The code of a suspect (see put_back) is about to start, alone in its executor: scheduled -> running. The executor calls this before the
--- code runs, because put_back charges a loss only to a suspect that is running. The timeout begins here. False: the run has lost its
--- job. (The executor takes no job meanwhile, so a transaction that has cancelled this one, and stays open, makes it wait for a moment only.)
-CREATE OR REPLACE FUNCTION joex_private.start_alone(id uuid, lock_id uuid) RETURNS boolean
+-- The code of a job that was lost twice is about to start: scheduled -> running. The executor calls this before the code runs, because
+-- put_back charges such a job with a loss only if it is running. The timeout begins here. False: the run has lost its job.
+-- (The executor takes no job while it holds a suspect, so a transaction that has cancelled this one, and stays open, makes it wait for a
+-- moment only.)
+CREATE OR REPLACE FUNCTION joex_private.mark_start(id uuid, lock_id uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
 #variable_conflict use_variable
 BEGIN
@@ -435,11 +436,11 @@ END $$;
 -- job does). p_by_worker: workers held these jobs. Of them no keyed job fails: its clients rely on it that a job whose workers die or
 -- hang stays pending until one of them finishes it.
 -- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
--- suspect: executors run it alone (see start_alone), so that their next death shows which job it was. A suspect that had not started
--- is given back, because it did not kill its executor. So no job fails because of its neighbours. Nor because it waits for a process of its
--- executor for longer than its timeout: a job whose timeout ended before its start becomes a suspect likewise, and a suspect waits for
--- none. (That it has not started is what its executor says: code that blocks the executor from its beginning is not marked.) Returns how
--- many jobs.
+-- suspect: executors run it alone, so that their next death shows which job it was. Of a job that was lost twice, for whatever reason,
+-- executors mark the start before its code runs (see mark_start), and one that had not started is given back: it did not kill its executor,
+-- and its timeout had not begun. So no job fails because of its neighbours, or because it waits for a process of its executor for longer than
+-- its timeout. (The first two times it may: whether code has started is what its executor says, and code that blocks the executor from
+-- its beginning is not marked.) Returns how many jobs.
 CREATE OR REPLACE FUNCTION joex_private.put_back(
     p_ids uuid[], p_lost integer, p_most_losses integer, p_why text, p_died boolean DEFAULT false, p_by_worker boolean DEFAULT false
 ) RETURNS bigint
@@ -456,14 +457,14 @@ BEGIN
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
                 state = x.state, lane = x.lane, finished_at = x.finished_at,
                 runnable_since = v_now, losses = j.losses + x.lost,
-                suspect = j.suspect OR (p_died OR x.is_late) AND j.losses + x.lost > 1,
+                suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
                 error = CASE x.state WHEN 'failed' THEN format(
                     CASE WHEN p_by_worker THEN 'its workers were lost %s times' ELSE 'lost %s times: %s' END, j.losses + x.lost, p_why)
                     ELSE j.error END
-            FROM (SELECT k.id, k.state AS was, l.lost, p.state, p.lane, p.finished_at,
-                         l.lost > 0 AND k.state = 'scheduled' AND NOT p_by_worker AS is_late
+            FROM (SELECT k.id, k.state AS was, l.lost, p.state, p.lane, p.finished_at
                   FROM joex_private.job k
-                  CROSS JOIN LATERAL (SELECT CASE WHEN k.suspect AND k.state = 'scheduled' THEN 0 ELSE p_lost END AS lost) l
+                  CROSS JOIN LATERAL (SELECT CASE WHEN k.losses > 1 AND k.state = 'scheduled' AND NOT p_by_worker THEN 0
+                                                  ELSE p_lost END AS lost) l
                   CROSS JOIN LATERAL joex_private.place_after(
                       CASE WHEN k.losses + l.lost > p_most_losses AND NOT (p_by_worker AND k.key IS NOT NULL)
                            THEN 'failed' ELSE 'waiting' END,
