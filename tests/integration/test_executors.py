@@ -19,7 +19,7 @@ from joex.core.priority_turns import CountingScheme
 from joex.runtime import chores
 from joex.runtime.lease_callbacks import LeaseCallbacks, Notifier
 from joex.runtime.newcomer import Newcomer
-from joex.store import executors, job_logs, jobs, runs, timeouts
+from joex.store import executors, job_logs, jobs, runs, stats, timeouts
 from joex.store.errors import translated
 from joex.store.horizon import horizon as take_horizon
 from tests.support.waiting import EventLog, eventually
@@ -533,6 +533,35 @@ async def test_a_job_that_was_put_back_for_its_timeout_twice_before_its_start_ha
     await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
     await bench.connection.execute("SELECT joex_private.recover_overdue()")
     assert (await bench.job(job_id)).losses == 3
+
+
+@pytest.mark.parametrize("end", ["told", "left"])
+async def test_a_run_whose_timeout_has_ended_counts_for_its_group_until_its_executor_has_said_that_it_is_over(
+    bench, end
+):
+    """Code in a thread may go on for long. Else a group with short timeouts and long jobs would have all slots."""
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    executor = await bench.executor()
+    for _ in range(4):
+        await bench.submit("acme")
+    overrun = await bench.take(executor, 2)
+    await bench.start(*overrun)
+    await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now() WHERE lane IS NULL")
+    await bench.connection.execute("SELECT joex_private.recover_overdue()")
+    others = [await bench.submit("zoo") for _ in range(2)]
+    mine = await bench.take(executor, 2)
+    assert {job.id for job in mine} == set(others)
+    await stats.set_group(bench.connection, "acme", "default", max_running=2)
+    held = [(job.id, job.lock_id) for job in (*overrun, *mine)]
+    assert not (await executors.check_runs(bench.connection, executor, held)).draining
+    assert await bench.take(executor, 4) == []
+    if end == "told":
+        await executors.check_runs(bench.connection, executor, held[1:])
+        assert [job.group for job in await bench.take(executor, 4)] == ["acme"]
+    else:
+        await executors.leave(bench.connection, executor)
+        taken = await bench.take(await bench.executor("another"), 4)
+        assert sorted(job.group for job in taken) == ["acme", "acme", "zoo", "zoo"]
 
 
 async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_worker_when_it_accepts(bench):

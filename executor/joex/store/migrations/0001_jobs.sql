@@ -266,6 +266,17 @@ CREATE UNIQUE INDEX job_key ON joex_private.job (task, key) WHERE key IS NOT NUL
 CREATE UNIQUE INDEX job_one_unfinished_per_tracker ON joex_private.job (grp, tracker)
     WHERE tracker IS NOT NULL AND finished_at IS NULL;
 
+-- Runs that lost their jobs when their timeouts ended, until their executors have heard of it and their code is over: takes count them as held
+-- by their group, because they have slots.
+CREATE TABLE joex_private.overrun (
+    executor_id   integer NOT NULL REFERENCES joex_private.executor ON DELETE CASCADE,
+    lock_id       uuid NOT NULL,
+    queue         text NOT NULL,
+    ring          bigint NOT NULL,
+    PRIMARY KEY (executor_id, lock_id)
+);
+CREATE INDEX overrun_of_group ON joex_private.overrun (queue, ring);
+
 -- What people and programs have done to jobs, groups and the like (see joex.audit).
 CREATE TABLE joex_private.act (
     nr       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -70,7 +70,7 @@ RETURNS TABLE (ring bigint, is_floored boolean, lane smallint, rank bytea, seq b
         SELECT floored.ring, true, NULL, NULL, NULL WHERE floored.ring IS NOT NULL) x
     LIMIT 1 $$;
 
--- How many jobs of a group are held.
+-- How many slots a group has: those of its held jobs, and of its overruns (see recover_overdue).
 CREATE OR REPLACE FUNCTION joex_private.running_of(p_queue text, p_ring bigint, p_upto bigint, p_held uuid[])
 RETURNS TABLE (running integer) LANGUAGE sql STABLE AS $$
     SELECT ((SELECT count(*) FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = p_ring AND j.executor_id IS NOT NULL
@@ -79,7 +79,8 @@ RETURNS TABLE (running integer) LANGUAGE sql STABLE AS $$
                 -- (the state, not the executor: that would invite the planner to the index of all held jobs)
                 SELECT count(*) FROM joex_private.job j
                 WHERE j.id = ANY (p_held) AND j.state IN ('scheduled', 'running') AND j.held_since < p_upto)
-              ELSE 0 END)::integer
+              ELSE 0 END
+            + (SELECT count(*) FROM joex_private.overrun o WHERE o.queue = p_queue AND o.ring = p_ring))::integer
     OFFSET 0 $$;        -- (otherwise the planner merges it so far that it is computed wherever its answer is named)
 
 -- All jobs that are held (p_held), or runnable, while floors are on: from floor to floor along all rings, what lies between two, and

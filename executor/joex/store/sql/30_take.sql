@@ -481,7 +481,8 @@ BEGIN
                    SELECT FROM joex_private.job o WHERE o.queue = p_queue AND o.ring = j.ring AND o.lane = 2 OFFSET 0))
                AND NOT EXISTS (SELECT FROM joex_private.group_setting g WHERE g.queue = p_queue AND g.ring = j.ring)
                AND NOT EXISTS (SELECT FROM joex_private.job h
-                               WHERE h.queue = p_queue AND h.ring = j.ring AND h.executor_id IS NOT NULL OFFSET 0) AS is_simple
+                               WHERE h.queue = p_queue AND h.ring = j.ring AND h.executor_id IS NOT NULL OFFSET 0)
+               AND NOT EXISTS (SELECT FROM joex_private.overrun h WHERE h.queue = p_queue AND h.ring = j.ring OFFSET 0) AS is_simple
         INTO v_next FROM joex_private.job j
         WHERE j.queue = p_queue AND j.ring > v_after AND j.ring <= v_to AND j.lane IS NOT NULL
         ORDER BY j.ring, j.lane, j.rank, j.seq LIMIT 1;

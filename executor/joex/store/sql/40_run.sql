@@ -509,6 +509,8 @@ BEGIN
 END $$;
 
 -- Put back a batch of the jobs whose runs did not report in time (p_queues: only jobs of these queues). This is a loss (see put_back).
+-- Until an executor has heard of it, and the code of such a run is over (code in a thread may go on for long), it is an overrun: takes count it,
+-- or a tenant with short timeouts and long jobs would have all slots.
 -- Returns how many each executor or worker held.
 CREATE OR REPLACE FUNCTION joex_private.recover_overdue(p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
 RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE
@@ -532,23 +534,30 @@ BEGIN
                 SELECT j.queue FROM joex_private.job j WHERE j.overdue_at IS NOT NULL AND j.queue > t.queue
                 ORDER BY j.queue LIMIT 1) n
         )
-        SELECT o.app_id, o.executor_id = 0 AS by_worker, e.most_losses, array_agg(o.id) AS ids FROM (
+        SELECT o.app_id, o.executor_id = 0 AS by_worker, e.most_losses, o.executor_id, array_agg(o.id) AS ids, array_agg(o.lock_id) AS locks,
+               array_agg(o.queue::text) AS queues, array_agg(o.ring) AS rings FROM (
             SELECT found.* FROM (TABLE timed UNION ALL SELECT unnest(p_queues) WHERE NOT v_floors) q(name) CROSS JOIN LATERAL (
-                SELECT j.id, j.app_id, j.executor_id FROM joex_private.job j
+                SELECT j.id, j.app_id, j.executor_id, j.lock_id, j.queue, j.ring FROM joex_private.job j
                 WHERE j.queue = q.name AND j.overdue_at IS NOT NULL AND j.overdue_at <= v_now
                 ORDER BY j.overdue_at LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             UNION ALL
             SELECT found.* FROM (       -- (coalesce keeps the planner from the index)
-                SELECT j.id, j.app_id, j.executor_id FROM joex_private.job j
+                SELECT j.id, j.app_id, j.executor_id, j.lock_id, j.queue, j.ring FROM joex_private.job j
                 WHERE j.id = ANY (v_ids) AND coalesce(j.overdue_at, 'infinity') <= v_now
                       AND (p_queues IS NULL OR j.queue = ANY (p_queues))
                 LIMIT p_jobs FOR UPDATE SKIP LOCKED) found
             LIMIT p_jobs) o
-        LEFT JOIN joex_private.executor e ON e.id = o.executor_id GROUP BY 1, 2, 3 LOOP
+        LEFT JOIN joex_private.executor e ON e.id = o.executor_id GROUP BY 1, 2, 3, 4 LOOP
         app_id := v_batch.app_id;
         -- (A worker has no setting for this, and may be stopped and started often: 19 losses are more than it explains.)
         jobs := joex_private.put_back(v_batch.ids, 1, CASE WHEN v_batch.by_worker THEN 19 ELSE v_batch.most_losses END,
                                       'its runs did not report in time', p_by_worker => v_batch.by_worker);
+        -- (SKIP LOCKED: who ends the executor, or asks it to drain, may leave that transaction open. SHARE: none may end it meanwhile, and
+        -- leave these behind.)
+        INSERT INTO joex_private.overrun (executor_id, lock_id, queue, ring)
+        SELECT e.id, o.lock_id, o.queue, o.ring
+        FROM (SELECT x.id FROM joex_private.executor x WHERE x.id = v_batch.executor_id AND x.left_at IS NULL FOR SHARE SKIP LOCKED) e
+        CROSS JOIN unnest(v_batch.locks, v_batch.queues, v_batch.rings) AS o(lock_id, queue, ring);
         RETURN NEXT;
     END LOOP;
 END $$;

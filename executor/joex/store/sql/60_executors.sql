@@ -32,6 +32,7 @@ BEGIN
     WHERE e.id = p_id AND e.left_at IS NULL RETURNING e.app_id INTO v_app_id;
     IF FOUND THEN
         DELETE FROM joex_private.lease l WHERE l.executor_id = p_id;
+        DELETE FROM joex_private.overrun o WHERE o.executor_id = p_id;
         PERFORM joex_private.get_up(p_id);
         PERFORM joex_private.notify_operators(v_app_id);
         PERFORM joex_private.announce_executor('executor-left', p_id);
@@ -308,11 +309,13 @@ END $$;
 
 -- What an executor may have missed when a notification was lost: whether it must drain; which of the runs that it reports have lost their
 -- job (lock ids: it may hold a lost run and the next one of the same job), which jobs have a cancel request; and whether floors need
--- attention (see 25_floors.sql).
+-- attention (see 25_floors.sql). Overruns that it does not report are over.
 CREATE OR REPLACE FUNCTION joex_private.check_runs(p_id integer, p_ids uuid[], p_locks uuid[])
 RETURNS TABLE (draining boolean, lost uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
+DECLARE
+    v_queue record;
 BEGIN
     -- (An executor that has ended registers again: the new registration has no request to drain.)
     draining := EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
@@ -320,6 +323,12 @@ BEGIN
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
     LEFT JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- a job that it has just finished is not lost
+    -- (Its group may have room now under its limit.)
+    FOR v_queue IN
+        WITH ended AS (DELETE FROM joex_private.overrun o WHERE o.executor_id = p_id AND o.lock_id <> ALL (p_locks) RETURNING o.queue)
+        SELECT e.queue AS name, count(*) AS runs FROM ended e GROUP BY e.queue LOOP
+        PERFORM joex_private.wake(v_queue.name, v_queue.runs);
+    END LOOP;
     crowded := joex_private.is_crowded();
     RETURN NEXT;
 END $$;

@@ -89,8 +89,7 @@ BEGIN
     v_is_next := v_is_next AND NOT FOUND;
 
     SELECT coalesce(bool_or(g.paused), false) AS paused, min(g.max_running) AS most, coalesce(max(g.weight), 1) AS weight,
-           (SELECT count(*) FROM joex_private.job j WHERE j.queue = v_job.queue AND j.ring = v_job.ring
-                  AND j.executor_id IS NOT NULL) AS running
+           (SELECT r.running FROM joex_private.running_of(v_job.queue, v_job.ring, NULL, NULL) r) AS running
     INTO v_group FROM joex_private.group_setting g WHERE g.queue = v_job.queue AND g.grp = v_job.grp;
     IF v_group.paused THEN
         v_is_next := false;
@@ -198,8 +197,7 @@ BEGIN
         SELECT o.running / coalesce(max(g.weight), 1),
                NOT coalesce(bool_or(g.paused), false) AND coalesce(min(g.max_running) > o.running, true)
         INTO v_level, v_open
-        FROM (SELECT count(*) AS running FROM joex_private.job j
-              WHERE j.queue = p_queue AND j.ring = v_at AND j.executor_id IS NOT NULL) o
+        FROM joex_private.running_of(p_queue, v_at, NULL, NULL) o
         LEFT JOIN joex_private.group_setting g ON g.queue = p_queue AND g.ring = v_at GROUP BY o.running;
         IF v_open AND (v_level < p_level OR v_level = p_level AND NOT v_passed) THEN
             places := places + 1;
