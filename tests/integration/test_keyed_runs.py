@@ -644,7 +644,7 @@ async def test_a_keyed_job_is_never_lost_too_often_by_workers_but_by_executors(k
     for nr in range(MOST_LOSSES + 1):
         [taken] = await runs.take(bench.connection, me, [T], 1, FOUR_ONE)
         assert (taken.id, (await client.get(job_id)).losses) == (job_id, nr)
-        await bench.start(taken)
+        assert await runs.mark_start(bench.connection, taken.id, taken.lock_id)
         assert await lose(bench.connection) == [("me", 1)]
     job = await client.get(job_id)
     assert (job.state, job.error) == ("failed", "lost 6 times: its runs did not report in time")

@@ -323,12 +323,14 @@ BEGIN
     INTO lost, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
     LEFT JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- a job that it has just finished is not lost
-    -- (Its group may have room now under its limit.)
-    FOR v_queue IN
-        WITH ended AS (DELETE FROM joex_private.overrun o WHERE o.executor_id = p_id AND o.lock_id <> ALL (p_locks) RETURNING o.queue)
-        SELECT e.queue AS name, count(*) AS runs FROM ended e GROUP BY e.queue LOOP
-        PERFORM joex_private.wake(v_queue.name, v_queue.runs);
-    END LOOP;
+    IF EXISTS (SELECT FROM joex_private.overrun o WHERE o.executor_id = p_id) THEN
+        -- (Their groups may have room now under their limits.)
+        FOR v_queue IN
+            WITH ended AS (DELETE FROM joex_private.overrun o WHERE o.executor_id = p_id AND o.lock_id <> ALL (p_locks) RETURNING o.queue)
+            SELECT e.queue AS name, count(*) AS runs FROM ended e GROUP BY e.queue LOOP
+            PERFORM joex_private.wake(v_queue.name, v_queue.runs);
+        END LOOP;
+    END IF;
     crowded := joex_private.is_crowded();
     RETURN NEXT;
 END $$;
