@@ -17,7 +17,7 @@ from joex.http.errors import RETRY_AFTER
 from joex.store.statement import Connection
 
 MOST_REPORTS = 2
-"""Lists and reports that read at a time, so that other calls find a connection."""
+"""Lists and reports that read at a time, one of each caller, so that other calls find a connection."""
 MOST_ACTING = 4
 """Callers who change something at a time: what another transaction holds keeps such a call, and its connection."""
 MOST_ACCEPTING = 2
@@ -184,8 +184,8 @@ class Line:
 
 
 def line_of_reports(pace: Pace | None = None) -> Line:
-    """The line for what passes over the jobs or periodic tasks of others."""
-    return Line("lists", MOST_REPORTS, MOST_REPORTS, of_reads=True, pace=pace)
+    """The line for what passes over the jobs or periodic tasks of others: a caller with long lists has one turn."""
+    return Line("lists", MOST_REPORTS, 1, of_reads=True, pace=pace)
 
 
 def line_of_acts() -> Line:
