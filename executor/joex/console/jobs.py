@@ -47,7 +47,7 @@ ATTEMPTS = 50
 MOST_SOUGHT = 64
 """Characters of a part of a subject: the longer it is, the longer each comparison takes the server."""
 MOST_COUNTED, MOST_SUBJECTS_COUNTED = 200_000, 50_000
-"""Jobs of each part that are read to count those that match; and where their subjects are compared."""
+"""Jobs that are read to count those that match; and where their subjects are compared."""
 STATES = ("running", "scheduled", "waiting", "stuck", "failed", "success", "cancelled")
 
 

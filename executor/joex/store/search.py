@@ -121,18 +121,18 @@ async def _read(
 
 
 async def count_jobs(connection: Connection, wanted: Search, *, most_read: int) -> tuple[int, bool]:
-    """How many jobs are sought, and whether these are all: it reads at most ``most_read`` jobs of each part.
+    """How many jobs are sought, and whether these are all: it reads at most ``most_read`` jobs.
 
     With bounds, it reads those inside of them.
     """
-    jobs, is_all = 0, True
+    jobs, left = 0, most_read
     for part, states, _ in () if wanted.is_nothing else parts_after(None, wanted.states):
         conditions, sought, more = _asked(part, replace(wanted, states=states), _AFTER_SOUGHT + 1)
         for place in part.places:
             with translated():
-                row: Any = await connection.fetchrow(_count(part, (place, *conditions)), *sought, most_read, *more)
-            jobs, is_all = jobs + row[0], is_all and row[1] < most_read
-    return jobs, is_all
+                row: Any = await connection.fetchrow(_count(part, (place, *conditions)), *sought, left, *more)
+            jobs, left = jobs + row[0], left - row[1]
+    return jobs, left > 0
 
 
 def _asked(part: Part, wanted: Search, at: int) -> tuple[list[str], list[Any], list[str]]:
