@@ -35,15 +35,17 @@ SHARE = 0.01
 SHARE_AFTER_ACTS = 0.2
 """The part of the time that readings take while they fail, or while users change something.
 
-Each of these users waits, up to `OVERDUE`, for what it has changed.
+Each of these users waits, up to `CHANGE_WITHIN`, for what it has changed.
 """
 PATIENCE = 0.2
 """Seconds for which a viewer waits for a new snapshot; one that takes longer is for the next viewers."""
-OVERDUE = 10.0
-"""Seconds after which a reading is overdue, or three times as long as the last one: a silent link fails much later.
+CHANGE_WITHIN = 0.75
+"""Seconds for which a user waits at most for a snapshot with what it has changed.
 
-No user who has changed something waits for longer to see that.
+The tenants with the most groups set what a snapshot costs: no page of others may take a second longer for that.
 """
+OVERDUE = 10.0
+"""Seconds after which a reading is overdue, or three times as long as the last one: a silent link fails much later."""
 HISTORY = timedelta(hours=1)
 _EVERY_GROUP = 2**31 - 1
 _MOST_EXECUTORS = 10_000
@@ -113,13 +115,13 @@ class Snapshots:
         """The latest snapshot. While the database is away, it is the last one that could be read.
 
         Args:
-            caller: the key of the user who sees it: it has what this user has changed, or `why_old` says that it
-                has not.
+            caller: the key of the user who sees it: it has what this user has changed, if that is soon, or `why_old`
+                says that it has not.
 
         Raises:
             DatabaseUnavailable, ConfigError: none could be read yet.
         """
-        changes, until = self._changes_of.get(caller, 0), self._clock() + OVERDUE
+        changes, until = self._changes_of.get(caller, 0), self._clock() + CHANGE_WITHIN
         if self._current is None:
             await asyncio.shield(self._read_again())
         if self._current is None:
