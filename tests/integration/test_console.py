@@ -638,10 +638,29 @@ async def test_nor_do_others_wait_while_it_finds_what_needs_attention_in_any_que
         others_ran.append(may_end.wait(PATIENCE))
         return judge(*given)
 
-    judge, loop = queues._alerts, asyncio.get_running_loop()
+    judge, loop, app = queues._alerts, asyncio.get_running_loop(), create_console(client)
+    app.state.console.snapshots._clock = lambda: 1000.0  # there is one snapshot
     monkeypatch.setattr(queues, "_alerts", judge_slowly)
-    assert "JoexQueueUnserved" in (await browse().get("/")).text
+    for _ in range(2):
+        assert "JoexQueueUnserved" in (await browse(app=app).get("/")).text
     assert others_ran == [True]
+
+
+async def test_scrapes_of_one_snapshot_share_a_rendering_beside_the_event_loop(
+    browse: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, render, app = list[int](), resolve_name("joex.observe.page.render"), create_console(client)
+    app.state.console.snapshots._clock = lambda: 1000.0
+
+    def note(gauges: Any) -> Any:
+        threads.append(threading.get_ident())
+        return render(gauges)
+
+    monkeypatch.setattr("joex.observe.page.render", note)
+    await client.submit("a", group="acme")
+    scraped = [(await browse(app=app).get("/metrics")).text for _ in range(2)]
+    assert 'joex_queue_groups{queue="default"} 1.0' in scraped[0]
+    assert (scraped[0] == scraped[1], len(threads), threading.get_ident() in threads) == (True, 1, False)
 
 
 async def test_a_page_of_older_numbers_does_not_say_that_a_database_is_away_whose_schema_is_wrong(
@@ -1898,8 +1917,23 @@ async def test_the_groups_of_a_queue_are_ordered_beside_the_event_loop(
     monkeypatch.setitem(queues._ORDERS, "name", note)
     await client.submit("a", queue="q", group="acme")
     assert (await browse().get("/fairness?queue=q&order=name")).status_code == 200
-    assert len(threads) == 1
-    assert threads != [threading.get_ident()]
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_the_groups_of_a_large_queue_are_ordered_when_it_is_the_turn_of_their_viewer(
+    browse: Open, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "MOST_BESIDE_OTHERS", 1)
+    await client.submit_many([NewJob("a", {}, *place) for place in (("acme", "large"), ("b", "large"), ("b", "small"))])
+    app = create_console(client)
+    console, searches = browse(app=app), app.state.console.searches
+    async with asyncio.timeout(PATIENCE):
+        async with searches.turn_of(OWNER.tenant):
+            large = asyncio.create_task(console.get("/fairness?queue=large"))
+            await eventually(lambda: searches._of.total() == 1, why="it is in line")
+            assert (await console.get("/fairness?queue=small")).status_code == 200
+        assert (await large).status_code == 200
 
 
 async def test_a_page_whose_viewer_has_hung_up_before_its_turn_is_not_made(

@@ -25,13 +25,17 @@ routes = APIRouter()
 async def metrics(console: TheConsole, caller: TheCaller) -> Response:
     """The unfinished jobs that the caller may see, by queue, as of the latest snapshot."""
     snapshot, _ = await console.snapshot(caller)
-    content, content_type = page.render(_Gauges(snapshot))
+    content, content_type = await snapshot.once(_rendered)
     return Response(content, media_type=content_type)
+
+
+def _rendered(snapshot: Snapshot) -> tuple[bytes, str]:
+    return page.render(_Gauges(snapshot))
 
 
 class _Gauges(Collector):
     def __init__(self, snapshot: Snapshot) -> None:
-        found = [_stats(queue) for _, queue in sorted(snapshot.queues.items())]
+        found = [_stats(queue) for queue in snapshot.queues.values()]
         self._queues = [((one.queue,), one) for one in bounded([one for one in found if one.groups])]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -40,6 +44,5 @@ class _Gauges(Collector):
 
 def _stats(queue: Queue) -> QueueStats:
     """A queue as in joex.queue_stats, which has no groups without unfinished jobs."""
-    groups = sum(any(getattr(one.stats, state) for state in STATES) for one in queue.groups)
     waiting, deferred, scheduled, running, stuck = (queue.sums[state] for state in STATES)
-    return QueueStats(queue.name, waiting, deferred, scheduled, running, stuck, queue.oldest, groups)
+    return QueueStats(queue.name, waiting, deferred, scheduled, running, stuck, queue.oldest, queue.unfinished)

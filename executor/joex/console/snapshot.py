@@ -11,10 +11,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
 
 from joex.client.client import Client
 from joex.console.standings import Queue, queues_of
@@ -26,6 +28,7 @@ from joex.store.executors import Executor
 from joex.store.statement import Connection
 from joex.store.stats import GroupStats
 
+Found = TypeVar("Found")
 _log = logging.getLogger("joex")
 
 SHORTEST_PAUSE = 2.0
@@ -69,15 +72,22 @@ class Snapshot:
     queues: dict[str, Queue]
     executors: Sequence[Executor] = ()
     ended: Counter[tuple[str, str, datetime]] = field(default_factory=Counter)
-    _seen: dict[Bounds, asyncio.Task[Snapshot]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _found: dict[Hashable, asyncio.Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     async def within(self, bounds: Bounds) -> Snapshot:
         """What viewers with these bounds see of it."""
-        if not bounds.are_set:
-            return self
-        if bounds not in self._seen:  # (Once, and in a thread: of 100,000 queues it takes a second.)
-            self._seen[bounds] = asyncio.create_task(asyncio.to_thread(self._within, bounds))
-        return await asyncio.shield(self._seen[bounds])
+        return await self._once(bounds, partial(self._within, bounds)) if bounds.are_set else self
+
+    async def once(self, find: Callable[[Snapshot], Found]) -> Found:
+        """What this function finds in it, which is sought once for all who ask."""
+        return await self._once(find, partial(find, self))
+
+    async def _once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        if key not in self._found:  # (In a thread: of 100,000 queues it takes a second.)
+            self._found[key] = asyncio.create_task(asyncio.to_thread(find))
+            self._found[key].add_done_callback(_retrieve)
+        found: Found = await asyncio.shield(self._found[key])
+        return found
 
     def _within(self, bounds: Bounds) -> Snapshot:
         seen = {name: queue.within(bounds) for name, queue in self.queues.items()}
@@ -220,8 +230,8 @@ class Snapshots:
         )
 
 
-def _retrieve(reading: asyncio.Task[None]) -> None:
-    """Log what went wrong that is not the database's trouble: perhaps nobody waits for the reading any more."""
+def _retrieve(reading: asyncio.Task[Any]) -> None:
+    """Log what went wrong that is not the database's trouble: perhaps nobody waits for it any more."""
     if not reading.cancelled() and (error := reading.exception()) is not None:
         _log.error("the statistics can't be read", exc_info=error)
 

@@ -6,10 +6,10 @@ Pure: `queues_of` judges what `joex.console.snapshot` has read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from operator import attrgetter
 
 from joex.console.shares import Want, fair_shares
 from joex.core.access import Bounds
@@ -17,6 +17,8 @@ from joex.core.fairness import Cursor
 from joex.store.executors import Executor
 from joex.store.stats import GroupStats, PausedQueue
 
+_PLACES = ("waiting", "deferred", "scheduled", "running", "stuck")
+_JOBS = attrgetter(*_PLACES)
 _FAR_BEHIND = 2
 """Levels: as joex.shares() counts the groups that are behind."""
 
@@ -32,6 +34,9 @@ class Standing(StrEnum):
     NEXT = "next"
     RUNS = "runs"
     RESTS = "rests"
+
+
+_HELD_UP = (Standing.PAUSED, Standing.AT_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -76,41 +81,25 @@ class Queue:
 
     ``slots``, ``executors``: of those that serve it and do not drain; None for viewers who may not see them.
     ``paused``: None: it is not.
+    ``sums``: the jobs of its groups by place: waiting, deferred, scheduled, running, stuck.
+    ``oldest``: seconds that the oldest job has waited that nothing but its turn holds up; as in joex.queue_stats.
+    ``standings``: how many groups stand how. ``unfinished``: how many have unfinished jobs.
     """
 
     name: str
     groups: Sequence[Group]
     slots: int | None
     executors: int | None
-    paused: PausedQueue | None = None
-
-    @cached_property
-    def sums(self) -> Counter[str]:
-        """The jobs of its groups by place: waiting, deferred, scheduled, running, stuck."""
-        sums: Counter[str] = Counter()
-        for one in self.groups:
-            found = one.stats
-            sums.update(
-                waiting=found.waiting, deferred=found.deferred, scheduled=found.scheduled, running=found.running,
-                stuck=found.stuck,
-            )  # fmt: skip
-        return sums
+    paused: PausedQueue | None
+    sums: Mapping[str, int]
+    oldest: float | None
+    standings: Counter[Standing]
+    unfinished: int
 
     @property
     def held(self) -> int:
         """The slots in use."""
         return self.sums["scheduled"] + self.sums["running"]
-
-    @cached_property
-    def oldest(self) -> float | None:
-        """Seconds that the oldest job has waited that nothing but its turn holds up; as in joex.queue_stats."""
-        open_ones = [one for one in self.groups if one.standing not in {Standing.PAUSED, Standing.AT_LIMIT}]
-        return max((wait for one in open_ones if (wait := one.stats.oldest_runnable_seconds) is not None), default=None)
-
-    @cached_property
-    def standings(self) -> Counter[Standing]:
-        """How many groups stand how."""
-        return Counter(one.standing for one in self.groups)
 
     def group(self, name: str) -> Group | None:
         """A group by its name."""
@@ -128,7 +117,7 @@ class Queue:
         if bounds.groups is not None:
             groups = sorted((one.alone() for one in groups), key=lambda one: one.stats.group)
         paused = None if self.paused is None else replace(self.paused, by=None)
-        return Queue(self.name, groups, None, None, paused) if groups else None
+        return _queue(self.name, groups, None, None, paused) if groups else None
 
 
 def queues_of(
@@ -155,8 +144,20 @@ def queues_of(
         members = _in_order(of_queues[name], places, cursors.get(name, Cursor(-(2**63), 0)))
         is_served = bool(serving) or name in of_workers
         judged = _judged(members, places, slots, is_served=is_served, is_paused=name in paused)
-        found[name] = Queue(name, judged, slots, len(serving), paused.get(name))
+        found[name] = _queue(name, judged, slots, len(serving), paused.get(name))
     return found
+
+
+def _queue(
+    name: str, groups: Sequence[Group], slots: int | None, executors: int | None, paused: PausedQueue | None
+) -> Queue:
+    """A queue with what it has of all its groups: who makes it does so beside the event loop, where pages read it."""
+    jobs = [_JOBS(one.stats) for one in groups]
+    sums = {place: sum(one[nr] for one in jobs) for nr, place in enumerate(_PLACES)}
+    waits = [one.stats.oldest_runnable_seconds for one in groups if one.standing not in _HELD_UP]
+    oldest = max((wait for wait in waits if wait is not None), default=None)
+    standings = Counter(one.standing for one in groups)
+    return Queue(name, groups, slots, executors, paused, sums, oldest, standings, sum(any(one) for one in jobs))
 
 
 def _in_order(groups: list[GroupStats], places: dict[str, int], cursor: Cursor) -> list[GroupStats]:
