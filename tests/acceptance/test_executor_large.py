@@ -213,6 +213,38 @@ async def test_a_job_whose_arguments_never_get_through_is_tried_again_later_and_
 # Results.
 
 
+async def test_large_arguments_of_a_tenant_wait_for_one_large_result_of_another_at_most(
+    client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_BASE", PATIENCE)
+    moved, finish_many = bulk.Bulk.moved, runs.finish_many
+    wanted: list[str] = []
+    may_end = asyncio.Semaphore(0)
+
+    async def seen(self: bulk.Bulk, group: str, *given: Any) -> Any:
+        wanted.append(group)
+        return await moved(self, group, *given)
+
+    async def slow(used: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
+        if len(ends[0].result or "") >= LARGE:
+            await may_end.acquire()
+        return await finish_many(used, ends, skip_locked=skip_locked)
+
+    monkeypatch.setattr(bulk.Bulk, "moved", seen)
+    monkeypatch.setattr(runs, "finish_many", slow)
+    async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=9) as inside:
+        fat = await client.submit_many([{"task": "give", "args": {"size": LARGE}, "group": "fat"}] * 8)
+        await eventually(lambda: wanted == ["fat"] * 8)
+        small = await client.submit("measure", {"text": "x" * LARGE}, group="small")
+        await eventually(lambda: "small" in wanted)
+        may_end.release()
+        await inside.ended(small)
+        assert len(inside.log.of(RunEnded, lambda event: event.job.group == "fat")) == 1
+        for job_id in fat:
+            may_end.release()
+            await inside.ended(job_id)
+
+
 async def test_the_ends_of_many_runs_with_large_results_are_cut_into_batches_by_their_bytes(
     client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

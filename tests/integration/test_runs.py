@@ -18,6 +18,7 @@ from joex.core.events import LogLinesDropped
 from joex.core.job import State
 from joex.core.outcome import Verdict
 from joex.runtime import job_log_writer
+from joex.runtime.bulk import Bulk
 from joex.runtime.finisher import End, Finisher
 from joex.runtime.job_log_writer import JobLogWriter
 from joex.store import executors, job_logs, jobs, runs, worker_runs
@@ -634,7 +635,7 @@ async def test_progress_that_met_a_locked_row_is_written_before_the_end_of_its_r
     async with await create_pool(database_url, most=2) as pool, asyncio.TaskGroup() as group:
         writer = JobLogWriter(pool, 10, lambda _event: None)
         finisher = Finisher(
-            pool, writer, lambda _event: None, lambda _jobs: written.set(), bulk=pool, canceled=lambda _job: None
+            pool, writer, lambda _event: None, lambda _jobs: written.set(), bulk=Bulk(pool), canceled=lambda _job: None
         )
         writing = group.create_task(finisher.run())
         writer.progress(taken, 70, None)
@@ -665,7 +666,7 @@ async def test_a_finisher_that_ends_while_a_start_waits_for_a_locked_row_leaves_
         await other.execute("SELECT FROM joex_private.job FOR UPDATE")
         writer = JobLogWriter(pool, 10, lambda _event: None)
         finisher = Finisher(
-            pool, writer, lambda _event: None, lambda _jobs: None, bulk=pool, canceled=lambda _job: None
+            pool, writer, lambda _event: None, lambda _jobs: None, bulk=Bulk(pool), canceled=lambda _job: None
         )
         writing = asyncio.create_task(finisher.run())
         finisher.started(taken, 0.0)

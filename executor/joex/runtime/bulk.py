@@ -1,4 +1,4 @@
-"""Moves large arguments and results one by one, on connections that no service uses.
+"""Moves large arguments and results one by one, on connections that no service uses, and which groups have in turns.
 
 On a slow link each may take seconds: each has a time limit that fits its size, and delays only its own run.
 """
@@ -6,6 +6,7 @@ On a slow link each may take seconds: each has a time limit that fits its size, 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,40 +36,87 @@ class TooSlow(JoexError):
     """A transfer took too long, several times, although the database answers other statements."""
 
 
-async def moved(pool: Pool[Any], size: int, move: Callable[[Connection], Awaitable[T]], trouble: Trouble) -> T:
-    """Call ``move``, which moves this many bytes over a connection, and return its value. Tries until it gets through.
+class Turns:
+    """The connections, which groups have in turns: a group has none while another one with fewer of them waits."""
 
-    Only a statement that took too long, or that the database refuses, counts as a try: while the database is away, the
-    value waits.
+    def __init__(self) -> None:
+        self._having: list[str] = []  # groups, each as often as it has one
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the group that has waited for longest first
 
-    Raises:
-        TooSlow: the transfer took longer than its size explains, several times.
-        InvalidJob: the database refuses the data.
-        JoexError: the database refuses the statement, several times. (Some internal errors go away.)
-    """
-    limit, tries = _BASE + size / SLOWEST, 0
-    while True:
-        try:
-            async with _lent(pool) as connection:
-                try:
-                    async with asyncio.timeout(limit):
-                        value = await move(connection)
-                except TimeoutError:
-                    tries += 1
-                    raise
-        except InvalidJob:
-            raise
-        except (JoexError, OSError) as error:
-            if isinstance(error, JoexError) and is_about_the_statement(error):
-                tries += 1
-                if tries >= _TRIES:
-                    raise
-            elif tries == _TRIES:
-                raise TooSlow(f"did not get through within {limit:.0f} s, {_TRIES} times") from error
-            await asyncio.sleep(trouble.failed(error))
+    @asynccontextmanager
+    async def of(self, group: str) -> AsyncIterator[None]:
+        """Held while a value of this group has a connection."""
+        if len(self._having) < CONNECTIONS:  # then nobody waits
+            self._having.append(group)
         else:
-            trouble.over()
-            return value
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(group, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # its turn has just come
+                    self._give_back(group)
+                raise
+        try:
+            yield
+        finally:
+            self._give_back(group)
+
+    def _give_back(self, group: str) -> None:
+        self._having.remove(group)
+        while self._waiting:
+            following = min(self._waiting, key=self._having.count)  # the first one of equals
+            turns = self._waiting.pop(following)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[following] = turns
+            if not turn.done():  # (else it was cancelled)
+                self._having.append(following)
+                turn.set_result(None)
+                return
+
+
+class Bulk:
+    """Moves large values over the connections of this pool, which are `CONNECTIONS`."""
+
+    def __init__(self, pool: Pool[Any]) -> None:
+        self._pool = pool
+        self._turns = Turns()
+
+    async def moved(self, group: str, size: int, move: Callable[[Connection], Awaitable[T]], trouble: Trouble) -> T:
+        """Call ``move``, which moves this many bytes of a group over a connection, and return its value.
+
+        Tries until it gets through. Only a statement that took too long, or that the database refuses, counts as a try:
+        while the database is away, the value waits.
+
+        Raises:
+            TooSlow: the transfer took longer than its size explains, several times.
+            InvalidJob: the database refuses the data.
+            JoexError: the database refuses the statement, several times. (Some internal errors go away.)
+        """
+        limit, tries = _BASE + size / SLOWEST, 0
+        while True:
+            try:
+                async with self._turns.of(group), _lent(self._pool) as connection:
+                    try:
+                        async with asyncio.timeout(limit):
+                            value = await move(connection)
+                    except TimeoutError:
+                        tries += 1
+                        raise
+            except InvalidJob:
+                raise
+            except (JoexError, OSError) as error:
+                if isinstance(error, JoexError) and is_about_the_statement(error):
+                    tries += 1
+                    if tries >= _TRIES:
+                        raise
+                elif tries == _TRIES:
+                    raise TooSlow(f"did not get through within {limit:.0f} s, {_TRIES} times") from error
+                await asyncio.sleep(trouble.failed(error))
+            else:
+                trouble.over()
+                return value
 
 
 @asynccontextmanager

@@ -267,7 +267,7 @@ class Executor:
             emit=self._emit,
             watchdog=self._watchdog,
             pool=pool,
-            bulk_pool=bulk_pool,
+            bulk=bulk.Bulk(bulk_pool),
             task_connections=task_connections,
             limits=limits,
             poll_interval=poll_interval,

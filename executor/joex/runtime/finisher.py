@@ -19,7 +19,7 @@ from joex.core.events import Emit, RunEnded, RunNotWritten, WorkerConflict
 from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict, written
 from joex.errors import JoexError
-from joex.runtime.bulk import TooSlow, moved
+from joex.runtime.bulk import Bulk, TooSlow
 from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.start_marks import StartMarks
 from joex.runtime.text import storable
@@ -115,7 +115,7 @@ class Finisher:
         reports: writes log lines and progress of runs, before their ends.
         emit: receives events.
         written: called with jobs whose runs have ended in the database, or have lost them: their slots are free.
-        bulk: lends connections for large ends.
+        bulk: moves large ends.
         canceled: called, before ``written``, with the job of a run that ended as cancelled though it said otherwise.
     """
 
@@ -126,7 +126,7 @@ class Finisher:
         emit: Emit,
         written: Callable[[list[TakenJob]], None],
         *,
-        bulk: asyncpg.Pool[Any],
+        bulk: Bulk,
         canceled: Callable[[TakenJob], None],
     ) -> None:
         self._pool = pool
@@ -230,7 +230,9 @@ class Finisher:
         end.is_settled = False
         while not end.is_settled:
             try:
-                await moved(self._bulk, end.size, lambda used: self._write_ends(used, [end]), self._trouble_apart)
+                await self._bulk.moved(
+                    end.job.group, end.size, lambda used: self._write_ends(used, [end]), self._trouble_apart
+                )
             except TooSlow as error:
                 if end.size > _BLAMED:
                     end.fail(f"result: {error} ({end.size} bytes)")

@@ -19,7 +19,7 @@ from joex.core.outcome import Interruption
 from joex.errors import JoexError, LeaseLost
 from joex.exits import exit_at_once
 from joex.periodic_scheduler import PeriodicScheduler
-from joex.runtime.bulk import moved
+from joex.runtime.bulk import Bulk
 from joex.runtime.finisher import Finisher
 from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
@@ -54,7 +54,7 @@ class Resources:
     Attributes:
         app, settings, url, emit, watchdog: as for `joex.runtime.executor.Executor`.
         pool: connections for the services.
-        bulk_pool: connections for arguments and results that are too large to travel with others.
+        bulk: moves arguments and results that are too large to travel with others.
         task_connections: connections for the tasks.
         limits: the largest arguments and results.
         poll_interval: seconds between two takes without notifications; None: it listens.
@@ -70,7 +70,7 @@ class Resources:
     emit: Emit
     watchdog: Watchdog | None
     pool: asyncpg.Pool[Any]
-    bulk_pool: asyncpg.Pool[Any]
+    bulk: Bulk
     task_connections: TaskConnections
     limits: SizeLimits
     poll_interval: float | None
@@ -99,7 +99,7 @@ class Registration:
             self.reports,
             self._emit,
             self._written,
-            bulk=resources.bulk_pool,
+            bulk=resources.bulk,
             canceled=lambda job: self.runner.clean_up(job, self._written),
         )
         self.runner = Runner(
@@ -247,8 +247,10 @@ class Registration:
 
     async def _fetch(self, job: TakenJob) -> str | None:
         """The arguments of a job that are too large to come with others."""
-        pool, largest = self._resources.bulk_pool, self._resources.limits.args
-        return await moved(pool, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._fetching)
+        bulk, largest = self._resources.bulk, self._resources.limits.args
+        return await bulk.moved(
+            job.group, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._fetching
+        )
 
     async def _mark_start(self, job: TakenJob) -> bool:
         """Mark the run of a job that was lost twice."""
