@@ -420,6 +420,36 @@ async def test_the_time_limit_of_a_drain_gives_back_what_still_runs(client: AnyC
     assert (job.state, job.attempt, job.failures, job.losses) == ("waiting", 0, 0, 0)
 
 
+async def test_the_time_limit_of_a_drain_also_holds_where_an_open_transaction_keeps_the_end_of_a_run(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "_GRACE", 0.1)
+    app, go_on = joex.App(), asyncio.Event()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        await go_on.wait()
+
+    async with executor_inside(app, database_url, drain_timeout=0.1) as first:
+        job_id = await client.submit("task")
+        await first.log.wait_for(RunStarted)
+        await _is(client, job_id, "running")
+        holding = connection.transaction()
+        await holding.start()
+        await connection.fetchval("SELECT joex.cancel($1)", job_id)
+        go_on.set()
+        async with client.acquire() as another:
+            tried = partial(another.fetchval, HAS_SKIPPED_AN_END)
+            await eventually(tried, why="the end of the run has been tried")
+        first.executor.drain()
+        await first.work
+    await holding.rollback()
+    async with executor_inside(app, database_url) as second:
+        await second.ended(job_id)
+    job = await client.get(job_id)
+    assert (job.state, job.failures, job.losses) == ("success", 0, 0)
+
+
 async def test_what_was_given_back_runs_on_another_executor_without_waiting_for_a_heartbeat(
     client: AnyClient, database_url: str
 ) -> None:
