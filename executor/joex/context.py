@@ -251,16 +251,9 @@ class Context:
             Fail: the result can't be stored, or is too large. (A retry would give the same result, so there is none.)
         """
         try:
-            text = None if result is None else json_text("result", result)
+            return None if result is None else json_text("result", result, self._largest_result)
         except InvalidJob as error:
             raise Fail(str(error)) from error
-        most = self._largest_result
-        if text is not None and 4 * len(text) > most and (size := len(text.encode())) > most:
-            raise Fail(
-                f"result: at most {most} bytes; got {size}: store it elsewhere and pass a reference, "
-                "or raise the limit with joex.set_largest"
-            )
-        return text
 
     def connection(self) -> Block[Connection, SyncConnection]:
         """A connection to the executor's database, for the time of an ``async with`` block.

@@ -8,7 +8,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from itertools import repeat
+from itertools import islice, repeat
 from math import isfinite
 from pathlib import PurePath
 from types import NoneType
@@ -31,6 +31,9 @@ _TOO_LONG = 10**_MOST_DIGITS
 _STARS = b'"**********"'
 _LONGEST = 100
 """The most characters of a name, or of a path, in a message."""
+_CONTAINERS = frozenset((list, tuple, dict))
+_WITH_LENGTH = _CONTAINERS | {str}
+_LOOKED_INTO = 100_000
 
 
 def find_fault(value: Any, most: int | None = None) -> tuple[str, str] | None:
@@ -52,6 +55,36 @@ def find_fault(value: Any, most: int | None = None) -> tuple[str, str] | None:
 
 class _EnoughError(Exception):
     """As many parts have been looked at as may be."""
+
+
+def is_longer(value: Any, most: int) -> bool:
+    """Whether a value certainly has more than so many bytes as JSON, by the lengths of its lists, dicts and texts.
+
+    It costs little where the text would take seconds: it does not look into more parts than `_LOOKED_INTO`.
+    """
+    least, left, level = 0, _LOOKED_INTO, [value] if type(value) in _CONTAINERS else []
+    while level:
+        inner: list[Any] = []
+        for part in level:
+            kind = type(part)
+            least += len(part) * (1 if kind is str else 5 if kind is dict else 2)  # as in `{"":1,` and `[1,`
+            if least > most:
+                return True
+            if kind is not str and left > 0:
+                parts = part.values() if kind is dict else part
+                inner += [each for each in islice(parts, left) if type(each) in _WITH_LENGTH]
+                left -= len(part)
+        level = inner
+    return False
+
+
+def listed(value: Any) -> Any:
+    """A value with lists in place of its tuples, as JSON gives it back."""
+    if type(value) is dict:
+        return {name: listed(each) if type(each) in _CONTAINERS else each for name, each in value.items()}
+    if type(value) in _CONTAINERS:
+        return [listed(each) if type(each) in _CONTAINERS else each for each in value]
+    return value
 
 
 def shown(value: object) -> str:

@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from joex.core.job import Columns, NewJob, columns_of, priority_of
-from joex.core.json_values import Written, as_dict, find_fault
+from joex.core.json_values import Written, as_dict, find_fault, is_longer, listed
 from joex.errors import InvalidJob
 from joex.garbage import collection_paused
 from joex.store.errors import translated
@@ -108,22 +108,31 @@ _LARGE = 100_000
 """Characters of a text that is read without the collector of garbage."""
 
 
-def json_text(field: str, value: Any) -> str:
+def json_text(field: str, value: Any, most: int | None = None) -> str:
     """A value as JSON text, from which a reader gets the same value (see `joex.core.json_values`).
 
     Raises:
-        InvalidJob: the value has a part that JSON, or PostgreSQL's jsonb, can't hold; the message says where.
+        InvalidJob: the value has a part that JSON, or PostgreSQL's jsonb, can't hold; the message says where. Or it has
+            more than ``most`` bytes.
     """
     if type(value) is Written:
         return value.text
+    if most is not None and is_longer(value, most):
+        raise _too_large(field, most, "more")
     try:
-        text = to_json(value, inf_nan_mode="null", fallback=as_dict).decode()
+        written = to_json(value, inf_nan_mode="null", fallback=as_dict)
+        if most is not None and len(written) > most:
+            raise _too_large(field, most, len(written))
+        text = written.decode()
         # (Reading the text back would double the cost: check the usual small object instead.)
         if not (type(value) is dict and _is_flat(value)):
             with collection_paused() if len(text) > _LARGE else nullcontext():
-                is_changed = from_json(text) != value
+                is_changed = (read := from_json(text)) != value and read != listed(value)
+                del read
             if is_changed:
                 _refuse_fault(field, value)
+    except InvalidJob:
+        raise
     except (PydanticSerializationError, ValueError, TypeError, UnicodeError, RecursionError) as error:
         _refuse_fault(field, value, _MOST_LOOKED_AT)
         raise InvalidJob(f"{field}: can't be stored as JSON: {error}") from error
@@ -154,6 +163,13 @@ def _is_flat(value: dict[Any, Any]) -> bool:
         if type(name) is not str or not (kind in _PLAIN or (kind is int and -(2**63) <= each < 2**63)):
             return False
     return True
+
+
+def _too_large(field: str, most: int, size: object) -> InvalidJob:
+    return InvalidJob(
+        f"{field}: at most {most} bytes; got {size}: store it elsewhere and pass a reference, "
+        "or raise the limit with joex.set_largest"
+    )
 
 
 def _refuse_fault(field: str, value: Any, most: int | None = None) -> None:
