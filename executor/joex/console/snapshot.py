@@ -150,7 +150,7 @@ class Snapshots:
                 if self._trouble is not None:
                     break
         if self._clock() >= (self._next_at if self._seen == self._changes else self._may_read_at):
-            await asyncio.wait({self._read_again()}, timeout=PATIENCE)
+            await asyncio.wait({self._read_again()}, timeout=max(0.0, min(PATIENCE, until - self._clock())))
         return self._current
 
     def why_old(self, caller: str) -> str | None:
