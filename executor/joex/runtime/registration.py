@@ -92,6 +92,7 @@ class Registration:
         self._emit = resources.emit
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
+        self._marking = asyncio.Lock()
         self._fetching = Trouble("bulk", self._emit)
         self.reports = JobLogWriter(pool, settings.log_buffer_size, self._emit)
         self.finisher = Finisher(
@@ -254,7 +255,8 @@ class Registration:
 
     async def _mark_start(self, job: TakenJob) -> bool:
         """Mark the run of a job that was lost twice."""
-        async with borrowed(self._pool) as connection:
+        # (One at a time: marks may wait for rows that a tenant has locked, and others need the connections.)
+        async with self._marking, borrowed(self._pool) as connection:
             return await runs.mark_start(connection, job.id, job.lock_id)
 
     async def _until_idle(self) -> None:

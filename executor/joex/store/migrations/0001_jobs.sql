@@ -269,7 +269,7 @@ CREATE UNIQUE INDEX job_one_unfinished_per_tracker ON joex_private.job (grp, tra
 -- Runs that lost their jobs when their timeouts ended, until their executors have heard of it and their code is over: takes count them as held
 -- by their group, because they have slots.
 CREATE TABLE joex_private.overrun (
-    executor_id   integer NOT NULL REFERENCES joex_private.executor ON DELETE CASCADE,
+    executor_id   integer NOT NULL,     -- (no foreign key: a worker may leave the transaction open, and its lock would stop the executor's end)
     lock_id       uuid NOT NULL,
     queue         text NOT NULL,
     ring          bigint NOT NULL,

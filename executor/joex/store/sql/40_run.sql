@@ -552,14 +552,15 @@ BEGIN
         -- (A worker has no setting for this, and may be stopped and started often: 19 losses are more than it explains.)
         jobs := joex_private.put_back(v_batch.ids, 1, CASE WHEN v_batch.by_worker THEN 19 ELSE v_batch.most_losses END,
                                       'its runs did not report in time', p_by_worker => v_batch.by_worker);
-        -- (SKIP LOCKED: who ends the executor, or asks it to drain, may leave that transaction open. SHARE: none may end it meanwhile, and
-        -- leave these behind.)
+        -- (Without a lock on the executor's row: a worker that has accepted may leave its transaction open. So its end may leave some behind.)
         INSERT INTO joex_private.overrun (executor_id, lock_id, queue, ring)
-        SELECT e.id, o.lock_id, o.queue, o.ring
-        FROM (SELECT x.id FROM joex_private.executor x WHERE x.id = v_batch.executor_id AND x.left_at IS NULL FOR SHARE SKIP LOCKED) e
-        CROSS JOIN unnest(v_batch.locks, v_batch.queues, v_batch.rings) AS o(lock_id, queue, ring);
+        SELECT e.id, o.lock_id, o.queue, o.ring FROM joex_private.executor e
+        CROSS JOIN unnest(v_batch.locks, v_batch.queues, v_batch.rings) AS o(lock_id, queue, ring)
+        WHERE e.id = v_batch.executor_id AND e.left_at IS NULL;
         RETURN NEXT;
     END LOOP;
+    DELETE FROM joex_private.overrun o
+    WHERE p_queues IS NULL AND NOT EXISTS (SELECT FROM joex_private.executor e WHERE e.id = o.executor_id AND e.left_at IS NULL);
 END $$;
 
 -- Write the reports of runs: the latest progress of each, and log lines in their order. The log keeps lines that arrive after the end of
