@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from joex.runtime.lease import EXIT_CODE
-from joex.store import pools
+from joex.store import pools, stats
 from tests.support.apps import AnyClient, Effects
 from tests.support.clock import make_settable, step
 from tests.support.processes import SHORT, ExecutorProcess, ExecutorProcesses
@@ -232,6 +232,27 @@ async def test_an_executor_with_a_lost_and_a_new_run_of_a_job_ends_the_lost_one_
     assert await effects.all_finished([job_id]) == {"success": 1}
     await eventually(lambda: "had lost its job" in executor.log, why="the end of the first run is refused")
     assert [(await client.get(job_id)).losses, len(await effects.of(job_id))] == [1, 2]
+
+
+async def test_a_run_whose_timeout_has_ended_keeps_a_slot_of_its_group_until_its_thread_is_over(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, connection: asyncpg.Connection
+) -> None:
+    executor = await executors.start("one", lease=SHORT)
+    await stats.set_group(connection, "acme", "default", max_running=1)
+    job_id = await client.submit("hold.thread", {"flag": "go"}, group="acme")
+    await effects.begun(job_id)
+    await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp() WHERE id = $1", job_id)
+
+    async def put_back() -> bool:
+        return bool((await client.get(job_id)).losses)
+
+    await eventually(put_back)
+    await _renews(connection, executor, 3)  # it says with each heartbeat which runs it has
+    assert await effects.all_finished([await client.submit("effect", group="zoo")]) == {"success": 1}
+    assert ((await client.get(job_id)).state, len(await effects.of(job_id))) == ("waiting", 1)
+    await effects.flag("go")
+    assert await effects.all_finished([job_id]) == {"success": 1}
+    assert len(await effects.of(job_id)) == 2
 
 
 async def test_a_database_clock_that_is_set_forward_or_back_ends_no_living_executor(
