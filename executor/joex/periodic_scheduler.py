@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 _BATCH = 200
 _SLICE = 0.005  # seconds of decisions until all else in the process has its turn: each may take milliseconds
 _LONGEST_SLEEP = 60.0
-_SET_BACK = (
-    30.0  # seconds by which a clock may seem to go back because an answer was late: less than _RECOMPUTE forgives
-)
+_SET_BACK = 30.0  # seconds by which a clock may seem to go back because an answer was late: _AHEAD forgives more
 _JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
 _ASIDE_FOR, _LONGEST_ASIDE = 10.0, 300.0
