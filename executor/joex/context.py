@@ -23,7 +23,7 @@ from joex.errors import Cancel, ConfigError, Fail, InvalidJob, WorkerConflict
 from joex.store import runs
 from joex.store.adapters import PsycopgAdapter
 from joex.store.errors import translated
-from joex.store.jobs import json_text
+from joex.store.json_text import json_text
 from joex.store.statement import Connection
 
 if TYPE_CHECKING:

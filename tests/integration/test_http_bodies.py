@@ -14,7 +14,7 @@ from joex.config import Settings
 from joex.core import job, json_values
 from joex.http import bodies, models
 from joex.http.api import create_api
-from joex.store import jobs
+from joex.store import json_text as json_texts
 from tests.support.asgi import transport
 from tests.support.waiting import PATIENCE, eventually
 
@@ -130,7 +130,7 @@ async def test_a_large_body_with_a_number_that_is_not_finite_is_refused_when_it_
     http, monkeypatch, path, number
 ):
     """To find which of five million parts it was stopped the event loop for twelve seconds."""
-    monkeypatch.setattr(jobs, "find_fault", pytest.fail)
+    monkeypatch.setattr(json_texts, "find_fault", pytest.fail)
     job = f'{{"task": "t", "args": {{"x": [{"1.5," * bodies.LARGE}{number}]}}}}'
     answer = await http.post(f"/api/v1/{path}", content=f"[{job}]" if path == "jobs/many" else job)
     assert (answer.status_code, answer.json()["detail"]) == (400, UNREADABLE)
@@ -198,7 +198,7 @@ async def test_while_the_arguments_of_many_jobs_are_written_other_calls_are_serv
     def json_text(*given: Any) -> str:
         begun.set()
         assert done.wait(PATIENCE)
-        return jobs.json_text(*given)
+        return json_texts.json_text(*given)
 
     monkeypatch.setattr(bodies, "json_text", json_text)
     args: list[dict[str, Any]] = [{"x": [[nr], {"\u4e2d": None}, "y" * 60_000]} for nr in range(3)]
@@ -255,7 +255,7 @@ async def test_of_many_jobs_one_over_the_limit_is_refused_before_the_next_is_loo
 
     def json_text(*given: Any) -> str:
         written.append(given)
-        return jobs.json_text(*given)
+        return json_texts.json_text(*given)
 
     monkeypatch.setattr(bodies, "json_text", json_text)
     many = [{"task": "t", "args": {"x": "y" * length}} for length in (1, 1_100_000, 1)]

@@ -9,6 +9,7 @@ from joex.client.keyed_model import pack
 from joex.core.periodic import NewPeriodicTask
 from joex.store import job_logs, jobs, keyed, periodic
 from joex.store.bounded import NOTHING
+from joex.store.json_text import json_text
 from joex.store.listing import Filter, list_held, list_jobs, list_queued
 from joex.store.runs import LogLine, note_many
 
@@ -51,7 +52,7 @@ async def many(bench, me):
 
 async def keyed_job(bench, nr, size):
     """Add a keyed job."""
-    data = jobs.json_text("data", large(size))
+    data = json_text("data", large(size))
     new = keyed.NewKeyedJob(
         "t", pack("id", nr), data, '{"free": 1}', pack("priority", nr), None, None, "", "", cancel=False, resubmit=False
     )
@@ -59,7 +60,7 @@ async def keyed_job(bench, nr, size):
 
 
 def size_of(job):
-    return sum(len(jobs.json_text("", one)) for one in (job.args, job.result) if one is not None)
+    return sum(len(json_text("", one)) for one in (job.args, job.result) if one is not None)
 
 
 @pytest.mark.parametrize("most", [3, 100])

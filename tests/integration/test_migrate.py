@@ -12,7 +12,7 @@ from joex.core.lease import Beat
 from joex.errors import ConfigError, DatabaseUnavailable, SchemaError
 from joex.store import executors
 from joex.store.database import connect
-from joex.store.jobs import json_text
+from joex.store.json_text import json_text
 from joex.store.migrate import check_schema, definitions, migrate, migrations, schema_version
 from joex.store.runs import finish
 from joex.store.statement import Connection

@@ -13,7 +13,7 @@ from joex import garbage
 from joex.garbage import collection_paused
 from joex.http import bodies
 from joex.store.bounded import read_each
-from joex.store.jobs import json_text, read_json
+from joex.store.json_text import json_text, read_json
 from tests.support.waiting import PATIENCE
 
 MANY: dict[str, list[list[Any]]] = {"x": [[] for _ in range(60_000)]}

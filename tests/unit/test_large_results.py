@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from joex import InvalidJob
-from joex.store import jobs
-from joex.store.jobs import json_text
+from joex.store import json_text as json_texts
+from joex.store.json_text import json_text
 
 
 def never(*given: Any, **more: Any) -> None:
@@ -24,7 +24,7 @@ def never(*given: Any, **more: Any) -> None:
     ids=["numbers", "rows", "texts", "names"],
 )
 def test_a_result_that_is_too_large_by_the_lengths_of_its_parts_is_refused_before_its_text_is_made(monkeypatch, value):
-    monkeypatch.setattr(jobs, "to_json", never)
+    monkeypatch.setattr(json_texts, "to_json", never)
     with pytest.raises(
         InvalidJob, match=r"^result: at most 1000 bytes; got more: store it elsewhere and pass a reference"
     ):
@@ -32,7 +32,7 @@ def test_a_result_that_is_too_large_by_the_lengths_of_its_parts_is_refused_befor
 
 
 def test_a_result_that_is_too_large_as_text_is_not_read_back(monkeypatch):
-    monkeypatch.setattr(jobs, "from_json", never)
+    monkeypatch.setattr(json_texts, "from_json", never)
     with pytest.raises(InvalidJob, match=r"^result: at most 1000 bytes; got 1601: store it elsewhere"):
         json_text("result", [1234567] * 200, 1000)
 
@@ -42,5 +42,5 @@ def test_a_result_of_exactly_the_limit_is_taken():
 
 
 def test_no_part_of_a_value_with_tuples_is_looked_at_alone(monkeypatch):
-    monkeypatch.setattr(jobs, "find_fault", never)
+    monkeypatch.setattr(json_texts, "find_fault", never)
     assert json_text("result", {"rows": [(1, "a"), (2, ("b",))]}) == '{"rows":[[1,"a"],[2,["b"]]]}'

@@ -18,7 +18,7 @@ from joex.core.text import cut
 from joex.errors import InvalidJob
 from joex.store import keyed
 from joex.store.drivers import AnyConnection
-from joex.store.jobs import json_text
+from joex.store.json_text import json_text
 from joex.store.keyed import KeyedRow
 from joex.store.statement import Connection
 from joex.store.worker_runs import Report

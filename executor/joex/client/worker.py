@@ -28,7 +28,7 @@ from joex.errors import ConfigError
 from joex.store import keyed, worker_runs
 from joex.store.drivers import AnyConnection
 from joex.store.errors import translated
-from joex.store.jobs import json_text
+from joex.store.json_text import json_text
 from joex.store.statement import Connection
 
 

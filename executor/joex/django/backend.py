@@ -42,6 +42,7 @@ from joex.django.options import TaskOptions, current_options
 from joex.store import job_logs, jobs
 from joex.store.drivers import adapted_sync
 from joex.store.jobs import Job
+from joex.store.json_text import json_text
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class JoexBackend(BaseTaskBackend):
             if once is None:
                 job_id = self._submit(job)
             else:
-                jobs.json_text("args", job.args)  # after the commit it is too late to refuse them
+                json_text("args", job.args)  # after the commit it is too late to refuse them
                 job_id = id_once(once, job.queue, job.group)
         except (ValueError, TypeError) as error:
             raise InvalidTask(str(error)) from error

@@ -25,7 +25,7 @@ from joex.http.caller import caller_of
 from joex.http.errors import RETRY_AFTER, cut, told
 from joex.http.models import MOST_AT_ONCE, JobBody
 from joex.http.turns import Turns, held
-from joex.store.jobs import json_text
+from joex.store.json_text import json_text
 from joex.store.runs import size_limits
 
 LARGE = 100_000

@@ -21,7 +21,7 @@ from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
 from joex.errors import ConfigError, JoexError
 from joex.store import audit, executors, job_logs, jobs, periodic, pools, runs, subscriptions
 from joex.store.database import connect
-from joex.store.jobs import json_text, read_json
+from joex.store.json_text import json_text, read_json
 from joex.store.periodic import PeriodicTask, TaskKey
 from joex.store.statement import Connection
 from joex.trouble import Trouble

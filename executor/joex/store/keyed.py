@@ -13,7 +13,7 @@ from uuid import UUID
 from joex.core.access import EVERYTHING, Bounds
 from joex.store.bounded import UNLIMITED, fitting, listing, read_each
 from joex.store.errors import translated
-from joex.store.jobs import read_json
+from joex.store.json_text import read_json
 from joex.store.statement import Connection, columns, id_of, planned_anew, statement
 
 

@@ -18,7 +18,7 @@ from joex.core.periodic import SYSTEM_OWNER, NewPeriodicTask
 from joex.errors import InvalidJob
 from joex.store.bounded import UNLIMITED, fitting, listing, read_each
 from joex.store.errors import translated
-from joex.store.jobs import json_text, read_json
+from joex.store.json_text import json_text, read_json
 from joex.store.statement import Connection, id_of, statement
 
 CHANNEL = "joex_periodic"

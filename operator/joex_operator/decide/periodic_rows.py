@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from joex.core.job import Priority
 from joex.core.periodic import NewPeriodicTask
 from joex.core.timers import Timer, parse_zone
-from joex.store.jobs import json_text
+from joex.store.json_text import json_text
 from joex.store.periodic import PeriodicTask, TaskKey
 from joex_operator.api.objects import Periodic, Pool, Ref, SpecError, parse_periodic, reference
 from joex_operator.decide.conditions import Condition
