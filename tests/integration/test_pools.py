@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from joex.store import executors, jobs, pools
+from joex.store import executors, jobs, pools, timeouts
 from joex.store.horizon import horizon as take_horizon
 from joex.store.horizon import oldest_transaction
 from joex.store.pools import CHANNEL
@@ -401,6 +401,21 @@ class TestRetirement:
         assert await pools.replicas(bench.connection, "p/a-") == [
             pools.Known("p/a-0", executor, None, 2, draining=False, spare=False, retired_at=None)
         ]
+
+    async def test_one_is_busy_while_code_goes_on_whose_timeout_has_ended(self, bench) -> None:
+        """It may be code in a thread: the pool counts its slot, and doesn't drain its executor as an idle one."""
+        await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+        executor = await bench.executor("p/a-0")
+        await bench.submit()
+        job = await bench.take_one(executor)
+        await bench.start(job)
+        await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+        await timeouts.recover_overdue(bench.connection)
+        assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
+        (known,) = await pools.replicas(bench.connection, "p/a-")
+        assert (known.held, known.draining) == (1, False)
+        await executors.check_runs(bench.connection, executor, [])
+        assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "draining"
 
     async def test_a_pool_reads_its_own_executors_only_among_those_of_many_pools(self, bench) -> None:
         await bench.connection.execute("""

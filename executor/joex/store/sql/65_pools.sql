@@ -2,7 +2,7 @@
 
 -- Retire an app-id: until an operator forgets it, no executor registers under it, or takes a job. When this has committed, no take under
 -- it is under way. Returns draining (an executor is alive under it; it finishes its runs, and leaves), retired (no executor is alive under
--- it), or busy (p_only_if_idle, and an executor of this app-id holds a job: nothing has changed).
+-- it), or busy (p_only_if_idle, and an executor of this app-id holds a job, or has a slot that an overrun keeps: nothing has changed).
 CREATE OR REPLACE FUNCTION joex_private.retire(p_app_id text, p_only_if_idle boolean) RETURNS text
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
@@ -15,7 +15,8 @@ BEGIN
     PERFORM FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL ORDER BY e.id FOR NO KEY UPDATE;
     v_ids := ARRAY(SELECT e.id FROM joex_private.executor e WHERE e.app_id = p_app_id AND e.left_at IS NULL);
     IF p_only_if_idle
-       AND EXISTS (SELECT FROM unnest(v_ids) x(id) CROSS JOIN LATERAL joex_private.held_by(x.id)) THEN
+       AND (EXISTS (SELECT FROM unnest(v_ids) x(id) CROSS JOIN LATERAL joex_private.held_by(x.id))
+            OR EXISTS (SELECT FROM joex_private.overrun o WHERE o.executor_id = ANY (v_ids))) THEN
         RETURN 'busy';
     END IF;
     UPDATE joex_private.executor e SET draining = true WHERE e.id = ANY (v_ids);
@@ -59,8 +60,8 @@ BEGIN
 END $$;
 
 -- The executors whose app-id begins with p_prefix, living or retired: a row for each living executor (of an app-id, one that takes jobs,
--- and any number that drain), and for each retired app-id without one. An executor that takes nothing beside a suspect counts as full
--- (held).
+-- and any number that drain), and for each retired app-id without one. held: how many of its slots are taken, by jobs and by overruns; all
+-- of them where it takes nothing beside a suspect.
 CREATE OR REPLACE FUNCTION joex_private.replicas(p_prefix text)
 RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, spare boolean, retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -70,10 +71,11 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_
            coalesce(e.draining, false), coalesce(e.spare, false), r.retired_at
     FROM own e
     FULL JOIN (SELECT x.* FROM joex_private.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
-    LEFT JOIN (SELECT j.executor_id, count(*) AS held, bool_or(j.suspect AND joex_private.runs_alone(j.id)) AS alone
-               FROM joex_private.held j
-               WHERE j.queue = ANY (ARRAY(SELECT unnest(o.queues) FROM own o))       -- (not what all the others hold)
-               GROUP BY j.executor_id) h
+    LEFT JOIN (SELECT x.executor_id, count(*) AS held, bool_or(x.alone) AS alone
+               FROM (SELECT j.executor_id, j.suspect AND joex_private.runs_alone(j.id) AS alone FROM joex_private.held j
+                     WHERE j.queue = ANY (ARRAY(SELECT unnest(o.queues) FROM own o))       -- (not what all the others hold)
+                     UNION ALL SELECT o.executor_id, false FROM joex_private.overrun o) x
+               GROUP BY x.executor_id) h
         ON h.executor_id = e.id $$;
 
 -- Move all due jobs of these queues to their lane, as a take does, and put back their overdue jobs, as executors do: there may be no
