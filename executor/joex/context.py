@@ -244,6 +244,11 @@ class Context:
         if self._end is not None:
             self._end.set()
 
+    def note_end(self) -> None:
+        """The task's own transaction has ended the job. Called by the executor."""
+        self.is_finished = True
+        self._on_finished()
+
     def result_text(self, result: Any) -> str | None:
         """A result as JSON text. Called by the executor.
 
@@ -288,7 +293,7 @@ class Context:
             async with connection.transaction():
                 yield connection
                 await self._finish(connection, text, message)
-            self._has_finished()
+            self.note_end()
 
     @contextmanager
     def _blocking_transaction(self, result: Any, message: str | None) -> Iterator[SyncConnection]:
@@ -297,7 +302,7 @@ class Context:
             with connection.transaction():
                 yield connection
                 blocking(self._finish(PsycopgAdapter(connection), text, message))
-            self._has_finished()
+            self.note_end()
 
     async def _finish(self, connection: Any, text: str | None, message: str | None) -> None:
         said = None if message is None else cut(message)
@@ -310,10 +315,6 @@ class Context:
             raise WorkerConflict(f"job {self._job.id} does not belong to this run any more")
         if answer == "canceled":
             raise Cancel("the job was cancelled")
-
-    def _has_finished(self) -> None:
-        self.is_finished = True
-        self._on_finished()
 
     def _blocking_connection(self) -> AbstractContextManager[SyncConnection]:
         if self._sync_connections is None:

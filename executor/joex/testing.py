@@ -168,6 +168,7 @@ class _Slot:
                 largest_result=limits.result,
                 is_trusted=lambda: True,
                 on_room=lambda: None,
+                on_overrun=lambda _: None,
                 emit=lambda _: None,
             )
 

@@ -4,16 +4,22 @@ tests/property compares takes with their specification; these tests run processe
 wake-ups and ends. Each test goes from one full state of the slots to the next, without a clock.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from uuid import UUID
 
 import asyncpg
 import pytest
 
+import joex
+from joex.core.events import RunStarted
 from joex.store import stats
 from tests.support.apps import AnyClient, Effects
+from tests.support.locks import HAS_SKIPPED_AN_END
 from tests.support.occupancy import Held, Stage, by_group
 from tests.support.processes import ExecutorProcesses
+from tests.support.processes_inside import LONG, executor_inside
 from tests.support.waiting import eventually
 
 ONE_OR_MANY = pytest.mark.parametrize("slots", [(4,), (1, 1, 1, 1)], ids=["one", "four"])
@@ -184,3 +190,50 @@ async def levels_out(stage: Stage) -> None:
         assert shares[more] == before[more] - 1
     for group in ("short", "long", "long", "short"):
         assert await stage.step(group, slots=4) == {"long": 2, "short": 2}
+
+
+@pytest.mark.parametrize("how", ["transaction", "handler"])
+async def test_code_that_goes_on_after_the_end_of_its_job_keeps_a_slot_of_its_group(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, how: str
+) -> None:
+    """Code after the task's own transaction, and a cancel handler that comes when the job has ended as cancelled."""
+    app = joex.App()
+    go_on, may_end = asyncio.Event(), asyncio.Event()
+
+    @app.task("first")
+    async def first(ctx: joex.Context) -> None:
+        if how == "transaction":
+            async with ctx.transaction():
+                pass
+            await may_end.wait()
+        else:
+            await go_on.wait()
+
+    @first.on_cancel
+    async def handle(ctx: joex.Context) -> None:
+        await may_end.wait()
+
+    @app.task("other")
+    async def other(ctx: joex.Context) -> None:
+        pass
+
+    await stats.set_group(connection, "acme", "default", max_running=1)
+    async with executor_inside(app, database_url, lease=LONG, pool_size=2) as inside:
+        job_id = await client.submit("first", group="acme")
+        await inside.log.wait_for(RunStarted)
+        if how == "handler":
+            await eventually(lambda: connection.fetchval("SELECT state = 'running' FROM joex_private.job"))
+            async with connection.transaction():  # the executor hears of the request when its run has ended
+                await connection.fetchval("SELECT joex.cancel($1)", job_id)
+                go_on.set()
+                async with client.acquire() as another:
+                    tried = partial(another.fetchval, HAS_SKIPPED_AN_END)
+                    await eventually(tried, why="the end of the run has been tried")
+        await eventually(lambda: connection.fetchval("SELECT count(*) = 1 FROM joex_private.overrun"))
+        second, zoo = await client.submit("other", group="acme"), await client.submit("other", group="zoo")
+        await inside.ended(zoo)
+        assert (await client.get(job_id)).state == ("success" if how == "transaction" else "cancelled")
+        assert (await client.get(second)).state == "waiting"
+        may_end.set()
+        await inside.ended(second)
+    assert await connection.fetchval("SELECT count(*) FROM joex_private.overrun") == 0

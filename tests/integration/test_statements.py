@@ -156,6 +156,8 @@ CALLS = {
     "run_of": f"joex_private.run_of('a', '\\x0201', {NO_JOB})",
     "goes_round": f"joex_private.goes_round({NO_JOB})",
     "heartbeat": "joex_private.heartbeat(1)",
+    "end_overruns": f"joex_private.end_overruns(1, ARRAY[{NO_JOB}])",
+    "note_overruns": f"joex_private.note_overruns(1, ARRAY[{NO_JOB}], '{{default}}', '{{a}}', ARRAY[{NO_JOB}])",
     "check_runs": f"joex_private.check_runs(1, ARRAY[{NO_JOB}], ARRAY[{NO_JOB}])",
     "has_work": "joex_private.has_work(ARRAY['default'])",
     "mark_ended": "joex_private.mark_ended(1, 'dead')",

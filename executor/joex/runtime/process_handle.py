@@ -226,7 +226,7 @@ class Process:
                     percent, text = said["progress"]
                     reports.progress(run.job, max(0, min(100, int(percent))), None if text is None else str(text))
                 elif "finished" in said and run.context is not None:
-                    run.context.is_finished = True
+                    run.context.note_end()
             except (KeyError, TypeError, ValueError, OverflowError):
                 raise NotAMessage from None
             number += 1

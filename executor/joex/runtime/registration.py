@@ -25,6 +25,7 @@ from joex.runtime.job_log_writer import JobLogWriter
 from joex.runtime.lease import EXIT_CODE, LeaseKeeper
 from joex.runtime.lease_callbacks import LeaseCallbacks
 from joex.runtime.maintenance import Maintenance
+from joex.runtime.overruns import Overruns
 from joex.runtime.processes import GRACE, Processes
 from joex.runtime.read_floors import ReadFloorKeeper
 from joex.runtime.run import Defaults
@@ -94,6 +95,7 @@ class Registration:
         self._idle = asyncio.Event()
         self._marking = asyncio.Lock()
         self._fetching = Trouble("bulk", self._emit)
+        self.overruns = Overruns(pool, executor_id, self._emit)
         self.reports = JobLogWriter(pool, settings.log_buffer_size, self._emit)
         self.finisher = Finisher(
             pool,
@@ -113,6 +115,7 @@ class Registration:
             fetch=self._fetch,
             mark_start=self._mark_start,
             on_room=lambda: self.taker.wake(),  # noqa: PLW0108 - the taker comes after the runner
+            on_overrun=self.overruns.began,
             largest_result=resources.limits.result,
             processes=resources.processes,
             process_slots=settings.process_slots,
@@ -180,6 +183,7 @@ class Registration:
                         self._take,
                         self.finisher.run,
                         self.reports.run,
+                        self.overruns.run,
                         self.scheduler.run,
                         self.maintenance.run,
                         self.read_floors.run,
@@ -266,6 +270,7 @@ class Registration:
 
     def _written(self, jobs: list[TakenJob]) -> None:
         self.runner.release(jobs)
+        self.overruns.over(job for job in jobs if job.lock_id not in self.runner.runs)
         self.taker.wake()
         if not self.runner.runs:
             self._idle.set()

@@ -35,6 +35,7 @@ T = TypeVar("T")
 _SyncConnections: TypeAlias = Callable[[], AbstractContextManager[SyncConnection]]
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
+_TAIL = 0.05  # seconds that code may go on after its own transaction without being counted: most returns at once
 _RETURNED = Outcome(Ending.RETURNED)
 _STOPPED = Outcome(Ending.CANCELLED)  # by an interruption
 
@@ -59,6 +60,7 @@ class Runner:
         sync_connections: Callable[[Task[..., Any]], _SyncConnections | None] = lambda _: None,
         is_trusted: Callable[[], bool],
         on_room: Callable[[], None],
+        on_overrun: Callable[[TakenJob], None],
         emit: Emit,
     ) -> None:
         self._app = app
@@ -73,6 +75,7 @@ class Runner:
         self._sync_connections = sync_connections  # for tasks of processes that run in threads here: in tests
         self._is_trusted = is_trusted
         self._on_room = on_room  # called when slots become free without the end of a run
+        self._on_overrun = on_overrun  # called when the code of a run goes on and its job has ended, or is lost
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._caller = Caller(slots, defaults, reports, processes, largest_result)
@@ -135,6 +138,7 @@ class Runner:
         if run is None or run.task is None or run.context is None or run.task.cancel_handler is None:
             return
         run.is_cleaning_up = True
+        self._on_overrun(job)
         run.worker = self._loop.create_task(self._clean_up(run, run.task, done), context=run.variables)
 
     async def _clean_up(self, run: Run, task: Task[..., Any], done: Callable[[list[TakenJob]], None]) -> None:
@@ -151,6 +155,8 @@ class Runner:
         Interrupts a run once, so that the task can clean up undisturbed. A later reason replaces an earlier one only
         if it is stronger: a lost run stays lost.
         """
+        if why is Interruption.LOST and run.is_executing:
+            self._on_overrun(run.job)
         if run.interruption is not None:
             run.interruption = why if why is Interruption.LOST else run.interruption
             return
@@ -297,11 +303,20 @@ class Runner:
             connections=self._connections,
             sync_connections=self._sync_connections(task),
             largest_result=self._largest_result,
+            on_finished=lambda: self._watch_tail(run),
         )
         run.started = time.monotonic()
         self._emit(RunStarted(job))
         self._finisher.started(job, run.started)
         return task
+
+    def _watch_tail(self, run: Run) -> None:
+        # (In tests the code of processes runs in threads.)
+        self._loop.call_soon_threadsafe(self._loop.call_later, _TAIL, self._count_tail, run)
+
+    def _count_tail(self, run: Run) -> None:
+        if run.is_executing:
+            self._on_overrun(run.job)
 
     def _end(self, run: Run, outcome: Outcome, result: str | None = None, message: str | None = None) -> None:
         """Hand over how a run ended; with the result as JSON text, and its message."""

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from joex.core.job import TakenJob
 from joex.core.lease import Beat, Mark, ServerStart
 from joex.store.errors import translated
 from joex.store.migrate import known_version
@@ -40,6 +41,9 @@ _OBSERVE = statement(f"SELECT joex.horizon() AS mark, {SERVER_START}")
 _CHECK_RUNS = statement(
     "SELECT draining, lost, cancel, crowded FROM joex_private.check_runs($1::integer, $2::uuid[], $3::uuid[])"
 )
+_NOTE_OVERRUNS = statement("""
+    SELECT joex_private.note_overruns($1::integer, $2::uuid[], $3::text[], $4::text[], $5::uuid[])
+""")
 _HAS_WORK = statement("SELECT joex_private.has_work($1::text[])")
 _CLAIM = statement("SELECT joex_private.claim($1::text::regclass, $2::float8, $3::bigint)")
 _RESCUE = statement("SELECT executor, app_id, jobs FROM joex_private.rescue($1::float8[], $2::bigint[])")
@@ -265,6 +269,13 @@ async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple
     with translated():
         row: Any = await connection.fetchrow(_CHECK_RUNS, executor, [r[0] for r in runs], [r[1] for r in runs])
     return Checked(row["draining"], row["lost"] or [], row["cancel"] or [], row["crowded"])
+
+
+async def note_overruns(connection: Connection, executor: int, begun: Sequence[TakenJob], over: Sequence[UUID]) -> None:
+    """Count these runs, which go on after their jobs, for their groups, and those of ``over`` (lock ids) no more."""
+    locks, queues, groups = [job.lock_id for job in begun], [job.queue for job in begun], [job.group for job in begun]
+    with translated():
+        await connection.execute(_NOTE_OVERRUNS, executor, locks, queues, groups, over)
 
 
 async def has_work(connection: Connection, queues: Sequence[str]) -> bool:

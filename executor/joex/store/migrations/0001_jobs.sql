@@ -266,8 +266,8 @@ CREATE UNIQUE INDEX job_key ON joex_private.job (task, key) WHERE key IS NOT NUL
 CREATE UNIQUE INDEX job_one_unfinished_per_tracker ON joex_private.job (grp, tracker)
     WHERE tracker IS NOT NULL AND finished_at IS NULL;
 
--- Runs that lost their jobs when their timeouts ended, until their executors have heard of it and their code is over: takes count them as held
--- by their group, because they have slots.
+-- Runs that have slots and no job, because their timeouts ended, or their code goes on after its end: takes count them as held by their group,
+-- until their executors say that they are over.
 CREATE TABLE joex_private.overrun (
     executor_id   integer NOT NULL,     -- (no foreign key: a worker may leave the transaction open, and its lock would stop the executor's end)
     lock_id       uuid NOT NULL,

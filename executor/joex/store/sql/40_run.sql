@@ -510,7 +510,7 @@ END $$;
 
 -- Put back a batch of the jobs whose runs did not report in time (p_queues: only jobs of these queues). This is a loss (see put_back).
 -- Until an executor has heard of it, and the code of such a run is over (code in a thread may go on for long), it is an overrun: takes count it,
--- or a tenant with short timeouts and long jobs would have all slots.
+-- or a tenant with short timeouts and long jobs would have all slots. (Of others the executor says so itself: see note_overruns.)
 -- Returns how many each executor or worker held.
 CREATE OR REPLACE FUNCTION joex_private.recover_overdue(p_queues text[] DEFAULT NULL, p_jobs integer DEFAULT 500)
 RETURNS TABLE (app_id text, jobs bigint) LANGUAGE plpgsql VOLATILE

@@ -307,6 +307,30 @@ BEGIN
     RETURN CASE WHEN FOUND THEN v_beat END;
 END $$;
 
+-- These overruns of an executor are over, by their lock ids. (Their groups may have room now under their limits.)
+CREATE OR REPLACE FUNCTION joex_private.end_overruns(p_executor integer, p_locks uuid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_queue record;
+BEGIN
+    FOR v_queue IN
+        WITH ended AS (DELETE FROM joex_private.overrun o WHERE o.executor_id = p_executor AND o.lock_id = ANY (p_locks) RETURNING o.queue)
+        SELECT e.queue AS name, count(*) AS runs FROM ended e GROUP BY e.queue LOOP
+        PERFORM joex_private.wake(v_queue.name, v_queue.runs);
+    END LOOP;
+END $$;
+
+-- Runs of this executor go on though their jobs have ended, or are lost: they are overruns from now on. And those of p_over are over.
+CREATE OR REPLACE FUNCTION joex_private.note_overruns(p_executor integer, p_locks uuid[], p_queues text[], p_groups text[], p_over uuid[])
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO joex_private.overrun (executor_id, lock_id, queue, ring)
+    SELECT p_executor, o.lock_id, o.queue, joex_private.ring(o.grp) FROM unnest(p_locks, p_queues, p_groups) AS o(lock_id, queue, grp)
+    WHERE EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_executor AND e.left_at IS NULL)
+    ON CONFLICT DO NOTHING;
+    PERFORM joex_private.end_overruns(p_executor, p_over);
+END $$;
+
 -- What an executor may have missed when a notification was lost: whether it must drain; which of the runs that it reports have lost their
 -- job (lock ids: it may hold a lost run and the next one of the same job), which jobs have a cancel request; and whether floors need
 -- attention (see 25_floors.sql). Overruns that it does not report are over.
@@ -315,7 +339,6 @@ RETURNS TABLE (draining boolean, lost uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    v_queue record;
 BEGIN
     -- (An executor that has ended registers again: the new registration has no request to drain.)
     draining := EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
@@ -324,12 +347,8 @@ BEGIN
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
     LEFT JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- a job that it has just finished is not lost
     IF EXISTS (SELECT FROM joex_private.overrun o WHERE o.executor_id = p_id) THEN
-        -- (Their groups may have room now under their limits.)
-        FOR v_queue IN
-            WITH ended AS (DELETE FROM joex_private.overrun o WHERE o.executor_id = p_id AND o.lock_id <> ALL (p_locks) RETURNING o.queue)
-            SELECT e.queue AS name, count(*) AS runs FROM ended e GROUP BY e.queue LOOP
-            PERFORM joex_private.wake(v_queue.name, v_queue.runs);
-        END LOOP;
+        PERFORM joex_private.end_overruns(p_id, ARRAY(SELECT o.lock_id FROM joex_private.overrun o
+                                                      WHERE o.executor_id = p_id AND o.lock_id <> ALL (p_locks)));
     END IF;
     crowded := joex_private.is_crowded();
     RETURN NEXT;
