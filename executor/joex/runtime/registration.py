@@ -93,7 +93,6 @@ class Registration:
         self._emit = resources.emit
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
-        self._marking = asyncio.Lock()
         self._fetching = Trouble("bulk", self._emit)
         self.overruns = Overruns(pool, executor_id, self._emit)
         self.reports = JobLogWriter(pool, settings.log_buffer_size, self._emit)
@@ -258,9 +257,7 @@ class Registration:
         )
 
     async def _mark_start(self, job: TakenJob) -> bool:
-        """Mark the run of a job that was lost twice."""
-        # (One at a time: marks may wait for rows that a tenant has locked, and others need the connections.)
-        async with self._marking, borrowed(self._pool) as connection:
+        async with borrowed(self._pool) as connection:
             return await runs.mark_start(connection, job.id, job.lock_id)
 
     async def _until_idle(self) -> None:

@@ -35,12 +35,13 @@ END $$;
 
 -- The code of a job that was lost twice is about to start: scheduled -> running. The executor calls this before the code runs, because
 -- put_back charges such a job with a loss only if it is running. The timeout begins here. False: the run has lost its job.
--- (The executor takes no job while it holds a suspect, so a transaction that has cancelled this one, and stays open, makes it wait for a
--- moment only.)
+-- (It waits for no lock on the row, and fails: a transaction that has cancelled the job may stay open. Such marks would keep connections
+-- from all others, and the executor takes no job while it holds a suspect.)
 CREATE OR REPLACE FUNCTION joex_private.mark_start(id uuid, lock_id uuid) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET lock_timeout = '500ms' AS $$
+LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
+    PERFORM FROM joex_private.job j WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled' FOR NO KEY UPDATE NOWAIT;
     UPDATE joex_private.job j SET
         state = 'running', attempt = j.attempt + 1, started_at = clock_timestamp(),
         (overdue_at, renew_by) = (SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
