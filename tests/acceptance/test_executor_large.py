@@ -213,7 +213,7 @@ async def test_a_job_whose_arguments_never_get_through_is_tried_again_later_and_
 # Results.
 
 
-async def test_large_arguments_of_a_tenant_wait_for_one_large_result_of_another_at_most(
+async def test_large_arguments_of_a_tenant_wait_for_no_large_result_of_another_and_its_large_results_for_one_at_most(
     client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "_BASE", PATIENCE)
@@ -226,7 +226,7 @@ async def test_large_arguments_of_a_tenant_wait_for_one_large_result_of_another_
         return await moved(self, group, *given)
 
     async def slow(used: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
-        if len(ends[0].result or "") >= LARGE:
+        if LARGE <= len(ends[0].result or "") < 2 * LARGE:
             await may_end.acquire()
         return await finish_many(used, ends, skip_locked=skip_locked)
 
@@ -235,8 +235,9 @@ async def test_large_arguments_of_a_tenant_wait_for_one_large_result_of_another_
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=9) as inside:
         fat = await client.submit_many([{"task": "give", "args": {"size": LARGE}, "group": "fat"}] * 8)
         await eventually(lambda: wanted == ["fat"] * 8)
-        small = await client.submit("measure", {"text": "x" * LARGE}, group="small")
-        await eventually(lambda: "small" in wanted)
+        await inside.ended(await client.submit("measure", {"text": "x" * LARGE}, group="small"))
+        small = await client.submit("give", {"size": 2 * LARGE}, group="small")
+        await eventually(lambda: wanted[9:] == ["small"])
         may_end.release()
         await inside.ended(small)
         assert len(inside.log.of(RunEnded, lambda event: event.job.group == "fat")) == 1

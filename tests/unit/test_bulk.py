@@ -11,7 +11,8 @@ class Transfers:
     """Transfers that have a connection, or wait for one."""
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self.now = 0.0
+        self._turns = Turns(lambda: self.now)
         self._open: list[tuple[str, asyncio.Event, asyncio.Task[None]]] = []
         self.having: list[str] = []
 
@@ -57,6 +58,22 @@ async def test_groups_have_the_connections_for_large_values_in_turns_and_one_gro
     await transfers.begin("c", 2)
     having = [await transfers.ended(group) for group in "aabacbacb"]
     assert ["".join(groups) for groups in having] == ["ab", "ab", "ac", "bc", "ab", "ac", "bc", "ab", "aa"]
+
+
+async def test_groups_share_the_connections_for_large_values_by_the_time_for_which_they_have_them():
+    """Results of one may take a hundred times as long as those of another."""
+    transfers = Transfers()
+    await transfers.begin("a", 4)
+    await transfers.begin("b", 4)
+    await transfers.begin("small", 40)
+    transfers.now += 10
+    assert [await transfers.ended("a"), await transfers.ended("a")] == [["a", "b"], ["b", "small"]]
+    moved = 0
+    while "small" in transfers.having:
+        transfers.now += 1
+        await transfers.ended("small")
+        moved += 1
+    assert (moved, sorted(transfers.having)) == (20, ["a", "b"])  # a has had both for 10 seconds
 
 
 async def test_transfers_that_are_cancelled_give_their_turn_to_the_next_one():

@@ -1,4 +1,4 @@
-"""Moves large arguments and results one by one, on connections that no service uses, and which groups have in turns.
+"""Moves large arguments and results one by one, on connections that no service uses, and which groups share.
 
 On a slow link each may take seconds: each has a time limit that fits its size, and delays only its own run.
 """
@@ -6,6 +6,7 @@ On a slow link each may take seconds: each has a time limit that fits its size, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECTIONS = 2
-"""How many connections of an executor carry large values."""
+"""How many connections of an executor carry large arguments, and how many large results."""
 SLOWEST = 500_000
 """Bytes a second; a slower transfer exceeds its limit."""
+_MOST_KNOWN = 1000  # groups, before those are forgotten that owe nothing
 _BASE = 5.0  # seconds, whatever the size
 _TRIES = 3
 _CANCEL_WITHIN = 2.0
@@ -37,17 +39,29 @@ class TooSlow(JoexError):
 
 
 class Turns:
-    """The connections, which groups have in turns: a group has none while another one with fewer of them waits."""
+    """The connections of one direction, which groups share by the time for which they have them.
 
-    def __init__(self) -> None:
+    A group has none while another one with fewer of them waits; of equals the one comes next that has had them for the
+    shortest time. (Start-time Fair Queuing, Goyal, Vin and Cheng 1996: a group that comes, or comes back, has no credit
+    for the time in which it wanted none, and owes what it has had beyond the others.) One value of a group may take a
+    hundred times as long as one of another.
+
+    Args:
+        clock: tells seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._having: list[str] = []  # groups, each as often as it has one
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the group that has waited for longest first
+        self._had: dict[str, float] = {}  # seconds, counted from those of the group that was served last
+        self._served = 0.0
 
     @asynccontextmanager
     async def of(self, group: str) -> AsyncIterator[None]:
         """Held while a value of this group has a connection."""
         if len(self._having) < CONNECTIONS:  # then nobody waits
-            self._having.append(group)
+            self._give(group)
         else:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(group, deque()).append(turn)
@@ -57,27 +71,39 @@ class Turns:
                 if not turn.cancelled():  # its turn has just come
                     self._give_back(group)
                 raise
+        begun = self._clock()
         try:
             yield
         finally:
+            self._had[group] += self._clock() - begun
             self._give_back(group)
+
+    def _so_far(self, group: str) -> float:
+        return max(self._had.get(group, 0.0), self._served)
+
+    def _give(self, group: str) -> None:
+        self._having.append(group)
+        self._had[group] = self._served = self._so_far(group)
 
     def _give_back(self, group: str) -> None:
         self._having.remove(group)
+        if len(self._had) > _MOST_KNOWN:
+            self._had = {each: had for each, had in self._had.items() if had > self._served or each in self._having}
         while self._waiting:
-            following = min(self._waiting, key=self._having.count)  # the first one of equals
+            # (The first one of equals.)
+            following = min(self._waiting, key=lambda each: (self._having.count(each), self._so_far(each)))
             turns = self._waiting.pop(following)
             turn = turns.popleft()
             if turns:
                 self._waiting[following] = turns
             if not turn.done():  # (else it was cancelled)
-                self._having.append(following)
+                self._give(following)
                 turn.set_result(None)
                 return
 
 
 class Bulk:
-    """Moves large values over the connections of this pool, which are `CONNECTIONS`."""
+    """Moves large values of one direction over `CONNECTIONS` of this pool."""
 
     def __init__(self, pool: Pool[Any]) -> None:
         self._pool = pool

@@ -161,7 +161,9 @@ class Executor:
             self._url, most=most, pooled=polls, name=f"joex tasks {self.app_id}", for_tasks=True
         )
         task_connections = TaskConnections(task_pool)
-        bulk_pool = await create_pool(self._url, most=bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}")
+        bulk_pool = await create_pool(
+            self._url, most=2 * bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}"
+        )
         processes = self._open_processes()
         try:
             prepared = self._start(pool, bulk_pool, task_connections, processes)
@@ -267,7 +269,8 @@ class Executor:
             emit=self._emit,
             watchdog=self._watchdog,
             pool=pool,
-            bulk=bulk.Bulk(bulk_pool),
+            bulk_args=bulk.Bulk(bulk_pool),
+            bulk_ends=bulk.Bulk(bulk_pool),
             task_connections=task_connections,
             limits=limits,
             poll_interval=poll_interval,

@@ -55,7 +55,7 @@ class Resources:
     Attributes:
         app, settings, url, emit, watchdog: as for `joex.runtime.executor.Executor`.
         pool: connections for the services.
-        bulk: moves arguments and results that are too large to travel with others.
+        bulk_args, bulk_ends: move arguments, and ends of runs, that are too large to travel with others.
         task_connections: connections for the tasks.
         limits: the largest arguments and results.
         poll_interval: seconds between two takes without notifications; None: it listens.
@@ -71,7 +71,8 @@ class Resources:
     emit: Emit
     watchdog: Watchdog | None
     pool: asyncpg.Pool[Any]
-    bulk: Bulk
+    bulk_args: Bulk
+    bulk_ends: Bulk
     task_connections: TaskConnections
     limits: SizeLimits
     poll_interval: float | None
@@ -101,7 +102,7 @@ class Registration:
             self.reports,
             self._emit,
             self._written,
-            bulk=resources.bulk,
+            bulk=resources.bulk_ends,
             canceled=lambda job: self.runner.clean_up(job, self._written),
         )
         self.runner = Runner(
@@ -251,9 +252,9 @@ class Registration:
 
     async def _fetch(self, job: TakenJob) -> str | None:
         """The arguments of a job that are too large to come with others."""
-        bulk, largest = self._resources.bulk, self._resources.limits.args
-        return await bulk.moved(
-            job.group, largest, lambda used: runs.arguments(used, job.id, job.lock_id), self._fetching
+        resources = self._resources
+        return await resources.bulk_args.moved(
+            job.group, resources.limits.args, lambda used: runs.arguments(used, job.id, job.lock_id), self._fetching
         )
 
     async def _mark_start(self, job: TakenJob) -> bool:
