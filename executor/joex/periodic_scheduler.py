@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _BATCH = 200
 _SLICE = 0.005  # seconds of decisions until all else in the process has its turn: each may take milliseconds
+_DECIDE_FOR = 0.25  # seconds of decisions until those are fired that are made, as `fire_periodic` submits for so long
 _LONGEST_SLEEP = 60.0
 _SET_BACK = 30.0  # seconds by which a clock may seem to go back because an answer was late: _AHEAD forgives more
 _JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
@@ -188,14 +190,25 @@ class PeriodicScheduler:
 
 
 async def _decide(tasks: Sequence[periodic_due.Due]) -> list[tuple[periodic_due.Due, Decision]]:
-    """Decide about tasks, with turns for all else in the process, and where the scheduler can be stopped.
+    """Decide about tasks for a while, with turns for all else in the process, and where the scheduler can be stopped.
+
+    The first task of each group comes before the second one of any; groups at random, so that none is the last one each
+    time. A next pass decides about the others.
 
     What changes meanwhile stays as it is: `fire_periodic` fires only the version of a task that was read.
     """
     decided: list[tuple[periodic_due.Due, Decision]] = []
     clock = asyncio.get_running_loop().time
-    until = clock() + _SLICE
-    for task in tasks:
+    end, until = clock() + _DECIDE_FOR, clock() + _SLICE
+    seen: Counter[str] = Counter()
+    order = []
+    for nr, task in enumerate(tasks):
+        order.append((seen[task.key.group], random.random(), nr))  # noqa: S311 - there is no secret
+        seen[task.key.group] += 1
+    for _, _, nr in sorted(order):
+        task = tasks[nr]
+        if decided and clock() >= end:
+            break
         if clock() >= until:
             await asyncio.sleep(0)
             until = clock() + _SLICE

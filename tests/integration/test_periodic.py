@@ -582,6 +582,19 @@ async def test_a_pass_gives_all_else_in_the_process_its_turns(tasks, scheduler, 
     assert len(seen) == len(set(seen)) == 3
 
 
+async def test_a_pass_decides_for_a_while_about_one_task_of_a_group_for_each_of_another(tasks, scheduler, monkeypatch):
+    """A timer may take milliseconds to compute, and a tenant may change thousands of its tasks in a second."""
+    await tasks.put_due(*(f"a {number}" for number in range(20)), group="hog")
+    await tasks.put_due("z 1", "z 2", group="acme")
+    monkeypatch.setattr(periodic_scheduler, "_DECIDE_FOR", 0.0)  # each decision takes that long
+    monkeypatch.setattr(periodic_scheduler, "random", Random(1))  # of the two groups one begins, by chance
+    async with scheduler() as log:
+        fired = await log.wait_for(Repeated, lambda event: event.id == "z 2")
+        before = log.of(Repeated)
+        assert before.index(fired) < 12
+        await log.wait_for(Repeated, count=22)
+
+
 async def test_a_stop_ends_a_pass_between_two_decisions_and_leaves_all_to_other_schedulers(tasks, pool, monkeypatch):
     await tasks.put_due("a", "b", "c")
     decided = []
