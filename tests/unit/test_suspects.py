@@ -13,7 +13,7 @@ from joex.core.events import RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Interruption
 from joex.errors import JoexError
-from joex.runtime import runner
+from joex.runtime import marks
 from joex.runtime.finisher import End
 from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
@@ -119,7 +119,7 @@ async def test_a_suspect_that_others_wait_for_starts_beside_them_after_a_time_an
     slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run may wait for another job: for ever, if the suspect waits for that run."""
-    monkeypatch.setattr(runner, "_ALONE_FOR", 0.05)
+    monkeypatch.setattr(marks, "_ALONE_FOR", 0.05)
     other = slots.start(suspect=False)
     suspect = slots.start(suspect=True)
     await eventually(lambda: "begins" in slots.of(suspect))

@@ -1,9 +1,4 @@
-"""Runs of jobs in the slots of an executor, from their start to the `Outcome` that is written.
-
-A suspect, a job that executors died with, keeps its slot unstarted until all other runs here have ended, and the
-executor takes no jobs until the suspect has ended: if this executor dies too, that job is the cause
-(docs/why/adr/0030). Both waits have a time limit, because runs may wait for each other's jobs.
-"""
+"""Runs of jobs in the slots of an executor, from their start to the `Outcome` that is written."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -24,6 +19,7 @@ from joex.errors import InvalidJob, JoexError
 from joex.runtime.calling import Caller
 from joex.runtime.finisher import End, Ends
 from joex.runtime.judge import judged, tell_handlers
+from joex.runtime.marks import Marks
 from joex.runtime.process_handle import Ended, JsonText, ProcessDied
 from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
@@ -34,7 +30,6 @@ from joex.tracing import record_error
 T = TypeVar("T")
 _SyncConnections: TypeAlias = Callable[[], AbstractContextManager[SyncConnection]]
 
-_ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _TAIL = 0.05  # seconds that code may go on after its own transaction without being counted: most returns at once
 _RETURNED = Outcome(Ending.RETURNED)
 _STOPPED = Outcome(Ending.CANCELLED)  # by an interruption
@@ -65,7 +60,6 @@ class Runner:
     ) -> None:
         self._app = app
         self._fetch = fetch  # the arguments that did not come with the job; None: it has lost the job
-        self._mark_start = mark_start  # of a job that was lost twice; False: it has lost the job
         self._largest_result = largest_result
         self._slots = slots
         self._defaults = defaults
@@ -74,20 +68,18 @@ class Runner:
         self._connections = connections
         self._sync_connections = sync_connections  # for tasks of processes that run in threads here: in tests
         self._is_trusted = is_trusted
-        self._on_room = on_room  # called when slots become free without the end of a run
         self._on_overrun = on_overrun  # called when the code of a run goes on and its job has ended, or is lost
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._caller = Caller(slots, defaults, reports, processes, largest_result)
         self._process_turns = asyncio.Semaphore(process_slots or slots)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
-        self._suspect: Run | None = None  # runs alone, or waits to do so
-        self._is_alone = asyncio.Event()
+        self._marks = Marks(self.runs, mark_start, on_room)
 
     @property
     def free(self) -> int:
         """Slots that may have another job: none while a suspect has one."""
-        return self._slots - len(self.runs) if self._suspect is None else 0
+        return self._slots - len(self.runs) if self._marks.is_room else 0
 
     @property
     def executing(self) -> int:
@@ -107,11 +99,8 @@ class Runner:
         """
         run = Run(job)
         self.runs[job.lock_id] = run
-        if job.suspect:
-            if self._suspect is None:
-                self._suspect = run
-            else:
-                run.interruption = Interruption.GIVE_BACK
+        if job.suspect and not self._marks.keep(run):
+            run.interruption = Interruption.GIVE_BACK
         task = self._app.get(job.task)
         # (A suspect runs alone: it must not wait for the others, which wait for it.)
         waits = task is not None and self._caller.is_in_process(task) and not job.suspect
@@ -124,10 +113,7 @@ class Runner:
             run = self.runs.get(job.lock_id)
             if run is not None and not run.is_cleaning_up:
                 del self.runs[job.lock_id]
-                if run is self._suspect:
-                    self._suspect = None
-        if len(self.runs) == 1:
-            self._is_alone.set()
+                self._marks.released(run)
 
     def clean_up(self, job: TakenJob, done: Callable[[list[TakenJob]], None]) -> None:
         """The job has ended as cancelled, though its run did not know of the request: call the task's cancel handler.
@@ -250,31 +236,13 @@ class Runner:
             return Outcome(Ending.RAISED, f"args: {error_line(error)}")
 
     async def _until_marked(self, run: Run) -> str | Outcome | None:
-        """Mark a run, a suspect's when no other one is left here; returns the arguments that came with it."""
+        """Mark a run; returns the arguments that came with it."""
         try:
-            marked = await _before_it_starts(run, self._marked(run.job))
+            marked = await _before_it_starts(run, self._marks.mark(run.job))
         except JoexError:
-            self._let_others_in(run.job)  # its code does not run, and its row may stay locked for long
+            self._marks.let_others_in(run.job)  # its code does not run, and its row may stay locked for long
             return Outcome(Ending.GIVEN_BACK)
         return marked if isinstance(marked, Outcome) else run.job.args
-
-    async def _marked(self, job: TakenJob) -> bool | None:
-        if job.suspect:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_ALONE_FOR):
-                    while len(self.runs) > 1:
-                        self._is_alone.clear()
-                        await self._is_alone.wait()
-        if not await self._mark_start(job):
-            return None
-        if job.suspect:
-            self._loop.call_later(_ALONE_FOR, self._let_others_in, job)
-        return True
-
-    def _let_others_in(self, job: TakenJob) -> None:
-        if self._suspect is not None and self._suspect.job is job:
-            self._suspect = None
-            self._on_room()
 
     def _begin(self, run: Run, args: str) -> Task[..., Any] | Outcome:
         """The task whose code is to be called now, with the run's context and arguments; or why none is."""

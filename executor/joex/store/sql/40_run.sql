@@ -53,8 +53,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Whether this job is a suspect beside which its executor takes nothing: until its code has run for a minute (_ALONE_FOR in
--- runtime/runner.py).
+-- Whether this job is a suspect beside which its executor takes nothing: until its code has run for a minute (_ALONE_FOR in runtime/marks.py).
 CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
     SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
