@@ -2078,6 +2078,32 @@ async def test_one_timer_of_a_user_is_checked_at_a_time(
     assert {(await one).status_code for one in calls} == {200}
 
 
+async def test_what_other_settings_would_change_is_computed_beside_the_event_loop_for_one_page_of_a_user_at_a_time(
+    browse: Open, client: Client, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside 100,000 groups it takes half a second."""
+    app, threads, may_end, of_all = create_console(client), list[int](), threading.Event(), Queue.with_settings
+
+    def compute(*given: Any, **named: Any) -> Any:
+        threads.append(threading.get_ident())
+        may_end.wait(PATIENCE)
+        return of_all(*given, **named)
+
+    monkeypatch.setattr(Queue, "with_settings", compute)
+    await executor(connection, "one")
+    await client.submit("a", group="acme")
+    console = browse(app=app)
+    calls = [asyncio.create_task(console.get("/group?queue=default&group=acme&weight=7")) for _ in range(3)]
+    try:
+        await eventually(lambda: bool(threads), why="one is computed")
+        await eventually(lambda: app.state.console.searches._of.total() == len(calls), why="all are in line")
+        assert len(threads) == 1
+    finally:
+        may_end.set()
+    assert {(await one).status_code for one in calls} == {200}
+    assert threading.get_ident() not in threads
+
+
 async def test_a_simulation_ends_when_its_viewer_hangs_up(client: Client) -> None:
     app = create_console(client, Access(token=OWNERS))
     simulating = app.state.console.simulating

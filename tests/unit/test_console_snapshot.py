@@ -2,13 +2,17 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from joex.console import queues
+from joex.console import pieces, queues
 from joex.console.snapshot import Snapshot
-from joex.console.standings import queues_of
+from joex.console.standings import Queue, queues_of
+from joex.core.fairness import Cursor
 from joex.store.stats import GroupStats
 from tests.support.waiting import PATIENCE
 
@@ -45,7 +49,7 @@ async def test_what_can_not_be_found_when_nobody_waits_for_it_any_more_is_in_the
 
 @pytest.mark.parametrize("order", queues._ORDERS)
 def test_groups_that_are_ordered_in_pieces_come_in_the_same_order(monkeypatch, order):
-    monkeypatch.setattr(queues, "_PIECE", 3)
+    monkeypatch.setattr(pieces, "_PIECE", 3)
     monkeypatch.setattr(queues, "PAGE", 2)
     names = [f"g{nr * 5 % 8}" for nr in range(8)]
     jobs = [
@@ -57,3 +61,24 @@ def test_groups_that_are_ordered_in_pieces_come_in_the_same_order(monkeypatch, o
     parts = [queues._part(queue, "G", order, begin) for begin in range(0, 10, 2)]
     assert [one for part, _ in parts for one in part] == sorted(queue.groups, key=queues._ORDERS[order])
     assert {matching for _, matching in parts} == {8}
+
+
+def test_groups_are_judged_and_their_shares_computed_in_pieces_as_at_once(monkeypatch):
+    jobs = [
+        GroupStats("q", f"g{nr}", 9 - nr % 3, 0, nr % 2, 0, 0, None, 1 + nr % 4, nr == 4, 7 if nr % 3 else None, None)
+        for nr in range(8)
+    ]
+    places, sizes = {one.group: nr * 5 % 8 for nr, one in enumerate(jobs)}, list[int]()
+
+    def sort(given: Sequence[int], **named: Any) -> list[int]:
+        sizes.append(len(given))
+        return sorted(given, **named)
+
+    def judge(piece: int) -> tuple[Queue, list[float]]:
+        monkeypatch.setattr(pieces, "_PIECE", piece)
+        queue = queues_of(jobs, [], {"q"}, {}, cursors={"q": Cursor(3, 1)}, places=places)["q"]
+        return queue, replace(queue, slots=5).with_settings(queue.groups[0], 7, None, paused=False)
+
+    monkeypatch.setattr(pieces, "sorted", sort, raising=False)
+    assert judge(3) == judge(8)
+    assert sizes == [3, 3, 2, *[3, 3, 1] * 3, 8, 7, 7, 7], "the ring, the shares, the turns, and the other shares"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from joex.console.pieces import in_order
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
@@ -32,9 +34,8 @@ def fair_shares(wants: Sequence[Want], slots: int) -> list[float]:
     wanted = [(want.slots, want.weight) for want in wants]
     shares = [0.0] * len(wants)
     able = [nr for nr, (most, _) in enumerate(wanted) if most]
-    able.sort(key=lambda nr: wanted[nr][0] / wanted[nr][1])
     left, weights = float(slots), sum(wanted[nr][1] for nr in able)
-    for nr in able:
+    for nr in in_order(able, lambda nr: wanted[nr][0] / wanted[nr][1]):
         most, weight = wanted[nr]
         shares[nr] = min(float(most), left / weights * weight)
         left, weights = left - shares[nr], weights - weight

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 
+from joex.console.pieces import in_order
 from joex.console.shares import Want, fair_shares
 from joex.core.access import Bounds
 from joex.core.fairness import Cursor
@@ -83,11 +84,13 @@ class Queue:
     ``paused``: None: it is not.
     ``sums``: the jobs of its groups by place: waiting, deferred, scheduled, running, stuck.
     ``oldest``: seconds that the oldest job has waited that nothing but its turn holds up; as in joex.queue_stats.
-    ``standings``: how many groups stand how. ``unfinished``: how many have unfinished jobs.
+    ``standings``: how many groups stand how. ``unfinished``: how many have unfinished jobs. ``turns``: how many have a
+    turn.
     """
 
     name: str
     groups: Sequence[Group]
+    by_name: Mapping[str, Group]
     slots: int | None
     executors: int | None
     paused: PausedQueue | None
@@ -95,6 +98,7 @@ class Queue:
     oldest: float | None
     standings: Counter[Standing]
     unfinished: int
+    turns: int
 
     @property
     def held(self) -> int:
@@ -103,13 +107,12 @@ class Queue:
 
     def group(self, name: str) -> Group | None:
         """A group by its name."""
-        return next((one for one in self.groups if one.stats.group == name), None)
+        return self.by_name.get(name)
 
-    def with_settings(self, name: str, weight: int, most: int | None, *, paused: bool) -> dict[str, float]:
-        """The fair shares of all groups if this one had these settings."""
-        wants = {one.stats.group: _want_of(one.stats) for one in self.groups}
-        wants[name] = replace(wants[name], weight=weight, most=most, paused=paused)
-        return dict(zip(wants, fair_shares(list(wants.values()), self.slots or 0), strict=True))
+    def with_settings(self, group: Group, weight: int, most: int | None, *, paused: bool) -> list[float]:
+        """The fair shares of all groups, in their order, if this one had these settings."""
+        changed = replace(group.stats, weight=weight, max_running=most, paused=paused)
+        return fair_shares([_want_of(changed if one is group else one.stats) for one in self.groups], self.slots or 0)
 
     def within(self, bounds: Bounds) -> Queue | None:
         """What a viewer with these bounds sees of it; None: nothing."""
@@ -156,8 +159,9 @@ def _queue(
     sums = {place: sum(one[nr] for one in jobs) for nr, place in enumerate(_PLACES)}
     waits = [one.stats.oldest_runnable_seconds for one in groups if one.standing not in _HELD_UP]
     oldest = max((wait for wait in waits if wait is not None), default=None)
-    standings = Counter(one.standing for one in groups)
-    return Queue(name, groups, slots, executors, paused, sums, oldest, standings, sum(any(one) for one in jobs))
+    standings, by_name = Counter(one.standing for one in groups), {one.stats.group: one for one in groups}
+    unfinished, turns = sum(any(one) for one in jobs), sum(one.turn is not None for one in groups)
+    return Queue(name, groups, by_name, slots, executors, paused, sums, oldest, standings, unfinished, turns)
 
 
 def _in_order(groups: list[GroupStats], places: dict[str, int], cursor: Cursor) -> list[GroupStats]:
@@ -165,7 +169,7 @@ def _in_order(groups: list[GroupStats], places: dict[str, int], cursor: Cursor) 
     here = next((one for one in groups if places[one.group] == cursor.place), None)
     has_left = here is not None and cursor.served < here.weight
     before = cursor.place - 1 if has_left else cursor.place
-    return sorted(groups, key=lambda one: (places[one.group] <= before, places[one.group]))
+    return list(in_order(groups, lambda one: (places[one.group] <= before, places[one.group])))
 
 
 def _judged(
@@ -177,7 +181,7 @@ def _judged(
     open_ones = [
         nr for nr, one in enumerate(groups) if one.waiting and not (one.paused or is_paused) and not _is_full(one)
     ]
-    turns = {nr: turn for turn, nr in enumerate(sorted(open_ones, key=lambda nr: (levels[nr], nr)), start=1)}
+    turns = {nr: turn for turn, nr in enumerate(in_order(open_ones, levels.__getitem__), start=1)}
     return [
         Group(one, places[one.group], turns.get(nr), shares[nr],
               _standing(one, turns.get(nr), highest - levels[nr], is_served=is_served, is_paused=is_paused))
