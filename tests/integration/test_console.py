@@ -1924,6 +1924,22 @@ async def test_the_groups_of_a_queue_are_ordered_beside_the_event_loop(
     assert threading.get_ident() not in threads
 
 
+async def test_a_reading_puts_groups_and_their_settings_together_beside_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[int]()
+
+    def note(*given: Any) -> stats.GroupStats:
+        threads.append(threading.get_ident())
+        return stats.GroupStats(*given)
+
+    monkeypatch.setattr("joex.console.snapshot.GroupStats", note)
+    await client.groups.set("acme", weight=2)
+    await Snapshots(client).get()
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 async def test_the_groups_of_a_large_queue_are_ordered_when_it_is_the_turn_of_their_viewer(
     browse: Open, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +13,7 @@ from joex.console import pieces, queues
 from joex.console.snapshot import Snapshot
 from joex.console.standings import Queue, queues_of
 from joex.core.fairness import Cursor
+from joex.store import stats
 from joex.store.stats import GroupStats
 from tests.support.waiting import PATIENCE
 
@@ -45,6 +46,31 @@ async def test_what_can_not_be_found_when_nobody_waits_for_it_any_more_is_in_the
     may_fail.set()
     await asyncio.wait(snapshot._found.values())
     assert [record.getMessage() for record in caplog.records] == ["the statistics can't be read"]
+
+
+async def test_other_tasks_go_on_while_the_rows_of_many_groups_are_read(monkeypatch):
+    monkeypatch.setattr(stats, "_PIECE", 2)
+    passes, seen = 0, list[int]()
+
+    def row() -> Iterator[Any]:
+        seen.append(passes)
+        yield from ("q", "acme", 1, 0, 0, 0, 0, None, 1, False, None, None)
+
+    class Connection:
+        async def fetch(self, *_: Any) -> list[Iterator[Any]]:
+            return [row() for _ in range(5)]
+
+    async def others() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    connection: Any = Connection()
+    found = await stats.group_stats(connection)
+    beside.cancel()
+    assert (len(found), seen) == (5, [0, 0, 1, 1, 2])
 
 
 @pytest.mark.parametrize("order", queues._ORDERS)

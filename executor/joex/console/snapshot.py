@@ -26,7 +26,7 @@ from joex.http.connection_shares import holding_as
 from joex.store import executors, stats
 from joex.store.executors import Executor
 from joex.store.statement import Connection
-from joex.store.stats import GroupStats
+from joex.store.stats import GroupSetting, GroupStats
 
 Found = TypeVar("Found")
 _log = logging.getLogger("joex")
@@ -202,38 +202,41 @@ class Snapshots:
         ended = await stats.ended_by_minute(connection, _minute(since), now)
         groups = await stats.group_stats(connection, most=_EVERY_GROUP)
         settings = await stats.group_settings(connection, most=_EVERY_GROUP)
-        known = {(one.queue, one.group) for one in groups}
-        groups += [
-            GroupStats(one.queue, one.group, 0, 0, 0, 0, 0, None, one.weight, one.paused, one.max_running,
-                       one.max_waiting)
-            for one in settings if (one.queue, one.group) not in known
-        ]  # fmt: skip
-        names = {one.group for one in groups}
-        if missing := names - self._places.keys():
-            self._places |= await stats.places(connection, sorted(missing))
-        self._places = {name: place for name, place in self._places.items() if name in names}
+        # (In threads: of 100,000 groups or queues it takes a second, in which other viewers are served.)
+        groups, self._places, missing = await asyncio.to_thread(_all_groups, groups, settings, self._places)
+        if missing:
+            self._places |= await stats.places(connection, missing)
         cursors = await stats.cursors(connection)
         living = await executors.list_executors(connection, most=_MOST_EXECUTORS)
         of_workers = await stats.queues_of_workers(connection)
         paused = {one.queue: one for one in await stats.paused_queues(connection)}
         self._cost = self._clock() - self._begun  # of the server; what follows is this process's own
-        # (In a thread: of 100,000 queues it takes a second, in which other viewers are served.)
         queues = await asyncio.to_thread(
             queues_of, groups, living, of_workers, paused, cursors=cursors, places=self._places
         )
-        return Snapshot(
-            1 if last is None else last.number + 1,
-            now,
-            queues,
-            living,
-            _merged(last, ended, _minute(since), _minute(now - HISTORY)),
-        )
+        merged = await asyncio.to_thread(_merged, last, ended, _minute(since), _minute(now - HISTORY))
+        return Snapshot(1 if last is None else last.number + 1, now, queues, living, merged)
 
 
 def _retrieve(reading: asyncio.Task[Any]) -> None:
     """Log what went wrong that is not the database's trouble: perhaps nobody waits for it any more."""
     if not reading.cancelled() and (error := reading.exception()) is not None:
         _log.error("the statistics can't be read", exc_info=error)
+
+
+def _all_groups(
+    groups: Sequence[GroupStats], settings: Sequence[GroupSetting], places: dict[str, int]
+) -> tuple[list[GroupStats], dict[str, int], list[str]]:
+    """The groups, with those that only have settings; which of their places are known; and the names of the others."""
+    known = {(one.queue, one.group) for one in groups}
+    without_jobs = [
+        GroupStats(one.queue, one.group, 0, 0, 0, 0, 0, None, one.weight, one.paused, one.max_running, one.max_waiting)
+        for one in settings
+        if (one.queue, one.group) not in known
+    ]
+    names = {one.group for one in (*groups, *without_jobs)}
+    kept = {name: places[name] for name in names if name in places}
+    return [*groups, *without_jobs], kept, [name for name in names if name not in kept]
 
 
 def _merged(

@@ -40,7 +40,7 @@ class Standing(StrEnum):
 _HELD_UP = (Standing.PAUSED, Standing.AT_LIMIT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """A group of a queue.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from joex.core.access import EVERYTHING, Bounds
 from joex.core.fairness import Cursor
@@ -80,6 +82,8 @@ _PAUSED = planned_anew("""
           AND ($2::text[] IS NULL OR name IN (SELECT queue FROM joex.group_stats WHERE grp = ANY ($2))) ORDER BY name
 """)
 _SET_QUEUE = statement("SELECT joex.set_queue($1::text, $2::boolean)")
+_PIECE = 1_000
+"""Rows that are read before others have the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +220,15 @@ async def finished_between(connection: Connection, after: datetime, until: datet
 async def ended_by_minute(connection: Connection, since: datetime, until: datetime) -> list[Ended]:
     """How many jobs of each queue have ended, minute by minute, in this time; reads only these."""
     with translated():
-        return [Ended(*row) for row in await connection.fetch(_ENDED, since, until)]
+        rows = await connection.fetch(_ENDED, since, until)
+    return [Ended(*row) async for row in _in_pieces(rows)]
 
 
 async def places(connection: Connection, groups: Sequence[str]) -> dict[str, int]:
     """The places of groups on the rings of all queues. They never change."""
     with translated():
-        return {row[0]: row[1] for row in await connection.fetch(_PLACES, groups)}
+        rows = await connection.fetch(_PLACES, groups)
+    return {row[0]: row[1] async for row in _in_pieces(rows)}
 
 
 async def queues_of_workers(connection: Connection) -> set[str]:
@@ -245,7 +251,7 @@ async def group_stats(
     within = bounds.narrowed(queue)
     with translated():
         rows = await connection.fetch(_GROUPS, within.queues, within.groups, most)
-    return [GroupStats(*row) for row in rows]
+    return [GroupStats(*row) async for row in _in_pieces(rows)]
 
 
 async def group_settings(
@@ -255,7 +261,7 @@ async def group_settings(
     within = bounds.narrowed(queue)
     with translated():
         rows = await connection.fetch(_SETTINGS, within.queues, within.groups, most)
-    return [GroupSetting(*row) for row in rows]
+    return [GroupSetting(*row) async for row in _in_pieces(rows)]
 
 
 async def paused_queues(connection: Connection, bounds: Bounds = EVERYTHING) -> list[PausedQueue]:
@@ -288,3 +294,11 @@ async def set_group(
     """Change settings of a group; None leaves one as it is, and -1 removes a limit."""
     with translated():
         await connection.execute(_SET_GROUP, group, queue, weight, paused, max_running, max_waiting)
+
+
+async def _in_pieces(rows: Sequence[Any]) -> AsyncIterator[Any]:
+    """The rows; others have the event loop between pieces of them: those of 100,000 groups take a fifth of a second."""
+    for nr, row in enumerate(rows, start=1):
+        yield row
+        if nr % _PIECE == 0:
+            await asyncio.sleep(0)
