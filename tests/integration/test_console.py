@@ -400,13 +400,13 @@ async def test_all_viewers_share_one_snapshot_and_a_costly_one_is_read_seldom(cl
 async def test_one_user_who_acts_all_the_time_neither_makes_it_read_all_the_time_nor_others_wait(
     client: Client, monkeypatch: Any
 ) -> None:
-    takes, read = 0.1, stats.group_stats
+    takes, read = 0.1, stats.every_group
 
     async def read_slowly(*given: Any, **named: Any) -> Any:
         await asyncio.sleep(takes)
         return await read(*given, **named)
 
-    monkeypatch.setattr(stats, "group_stats", read_slowly)
+    monkeypatch.setattr(stats, "every_group", read_slowly)
     snapshots, loop = Snapshots(client), asyncio.get_running_loop()
     began = loop.time()
     for number in range(1, 4):
@@ -416,7 +416,7 @@ async def test_one_user_who_acts_all_the_time_neither_makes_it_read_all_the_time
     assert loop.time() - began >= 2 * takes / SHARE_AFTER_ACTS
 
 
-@pytest.mark.parametrize("slow", ["joex.store.stats.group_stats", "joex.console.snapshot.queues_of"])
+@pytest.mark.parametrize("slow", ["joex.store.stats.every_group", "joex.console.snapshot.queues_of"])
 async def test_a_user_who_has_acted_sees_an_older_snapshot_that_says_so_rather_than_wait_for_long(
     browse: Open, client: Client, monkeypatch: Any, slow: str
 ) -> None:
@@ -462,7 +462,7 @@ async def test_a_user_who_has_acted_sees_an_older_snapshot_that_says_so_rather_t
 async def test_a_page_of_older_numbers_says_so_though_a_new_snapshot_came_while_it_waited_for_its_turn(
     browse: Open, client: Client, monkeypatch: Any
 ) -> None:
-    now, is_slow, read, next_of = 1000.0, True, stats.group_stats, groups._next_of
+    now, is_slow, read, next_of = 1000.0, True, stats.every_group, groups._next_of
 
     def slowly(*given: Any, **named: Any) -> Any:
         nonlocal now
@@ -475,7 +475,7 @@ async def test_a_page_of_older_numbers_says_so_though_a_new_snapshot_came_while_
         await snapshots._read_again()
         return await next_of(*given)
 
-    monkeypatch.setattr(stats, "group_stats", slowly)
+    monkeypatch.setattr(stats, "every_group", slowly)
     monkeypatch.setattr(groups, "_next_of", read_meanwhile)
     app = create_console(client)
     snapshots = app.state.console.snapshots
@@ -493,7 +493,7 @@ async def test_a_page_of_older_numbers_says_so_though_a_new_snapshot_came_while_
 async def test_a_change_is_made_though_the_snapshot_before_the_last_change_has_it_so_and_a_new_one_comes_meanwhile(
     browse: Open, client: Client, token: Callable[..., Any], monkeypatch: Any
 ) -> None:
-    now, is_slow, read, within = 1000.0, True, stats.group_stats, Snapshot.within
+    now, is_slow, read, within = 1000.0, True, stats.every_group, Snapshot.within
 
     def slowly(*given: Any, **named: Any) -> Any:
         nonlocal now
@@ -506,7 +506,7 @@ async def test_a_change_is_made_though_the_snapshot_before_the_last_change_has_i
         await snapshots._read_again()
         return await within(snapshot, bounds)
 
-    monkeypatch.setattr(stats, "group_stats", slowly)
+    monkeypatch.setattr(stats, "every_group", slowly)
     app = create_console(client)
     snapshots = app.state.console.snapshots
     snapshots._clock = lambda: now
@@ -526,7 +526,7 @@ async def test_a_change_is_made_though_the_snapshot_before_the_last_change_has_i
 async def test_a_change_waits_for_no_snapshot_that_has_the_last_one(
     browse: Open, client: Client, monkeypatch: Any
 ) -> None:
-    console, may_end, read = browse(), asyncio.Event(), stats.group_stats
+    console, may_end, read = browse(), asyncio.Event(), stats.every_group
     await client.submit("a", group="acme")
 
     async def read_later(*given: Any, **named: Any) -> Any:
@@ -534,7 +534,7 @@ async def test_a_change_waits_for_no_snapshot_that_has_the_last_one(
         return await read(*given, **named)
 
     assert (await console.get("/")).status_code == 200
-    monkeypatch.setattr(stats, "group_stats", read_later)
+    monkeypatch.setattr(stats, "every_group", read_later)
     try:
         for weight in (3, 4):
             form = {"queue": "default", "group": "acme", "weight": str(weight)}
@@ -550,13 +550,13 @@ async def test_nor_does_such_a_user_wait_for_long_for_a_reading_that_is_under_wa
 ) -> None:
     snapshots = Snapshots(client)
     assert (await snapshots.get("ann")).number == 1
-    may_end, read = asyncio.Event(), stats.group_stats
+    may_end, read = asyncio.Event(), stats.every_group
 
     async def read_later(*given: Any, **named: Any) -> Any:
         await may_end.wait()
         return await read(*given, **named)
 
-    monkeypatch.setattr(stats, "group_stats", read_later)
+    monkeypatch.setattr(stats, "every_group", read_later)
     monkeypatch.setattr("joex.console.snapshot.CHANGE_WITHIN", 0.1)
     monkeypatch.setattr("joex.console.snapshot.PATIENCE", 3600.0)
     snapshots.expire("ann")
@@ -571,14 +571,14 @@ async def test_nor_does_such_a_user_wait_for_long_for_a_reading_that_is_under_wa
 async def test_a_page_that_waits_until_the_next_reading_may_begin_ends_when_the_console_closes(
     client: Client, monkeypatch: Any
 ) -> None:
-    now, read = 1000.0, stats.group_stats
+    now, read = 1000.0, stats.every_group
 
     def read_slowly(*given: Any, **named: Any) -> Any:
         nonlocal now
         now += PATIENCE * SHARE_AFTER_ACTS
         return read(*given, **named)
 
-    monkeypatch.setattr(stats, "group_stats", read_slowly)
+    monkeypatch.setattr(stats, "every_group", read_slowly)
     app = create_console(client)
     snapshots = app.state.console.snapshots
     snapshots._clock = lambda: now
@@ -1447,7 +1447,7 @@ async def test_a_page_says_that_its_numbers_are_old_while_the_link_to_the_databa
 async def test_the_console_reads_again_soon_after_a_link_that_was_silent_until_the_reading_failed(
     client: Client, monkeypatch: Any
 ) -> None:
-    now, fails_after, read = 1000.0, 0.0, stats.group_stats
+    now, fails_after, read = 1000.0, 0.0, stats.every_group
 
     async def read_or_fail(*given: Any, **named: Any) -> Any:
         nonlocal now
@@ -1456,7 +1456,7 @@ async def test_the_console_reads_again_soon_after_a_link_that_was_silent_until_t
             raise DatabaseUnavailable("no answer in time")
         return await read(*given, **named)
 
-    monkeypatch.setattr(stats, "group_stats", read_or_fail)
+    monkeypatch.setattr(stats, "every_group", read_or_fail)
     snapshots = Snapshots(client, lambda: now)
     await snapshots.get()
     fails_after, now = 30.0, now + SHORTEST_PAUSE

@@ -68,7 +68,7 @@ async def test_other_tasks_go_on_while_the_rows_of_many_groups_are_read(monkeypa
 
     beside = asyncio.create_task(others())
     connection: Any = Connection()
-    found = await stats.group_stats(connection)
+    found = await stats.every_group(connection)
     beside.cancel()
     assert (len(found), seen) == (5, [0, 0, 1, 1, 2])
 

@@ -50,7 +50,6 @@ The tenants with the most groups set what a snapshot costs: no page of others ma
 OVERDUE = 10.0
 """Seconds after which a reading is overdue, or three times as long as the last one: a silent link fails much later."""
 HISTORY = timedelta(hours=1)
-_EVERY_GROUP = 2**31 - 1
 _MOST_EXECUTORS = 10_000
 _MINUTE = timedelta(minutes=1)
 
@@ -200,8 +199,8 @@ class Snapshots:
         # (A job's end is visible after its commit: read the last minute again.)
         since = now - HISTORY if last is None else max(_minute(last.at) - _MINUTE, now - HISTORY)
         ended = await stats.ended_by_minute(connection, _minute(since), now)
-        groups = await stats.group_stats(connection, most=_EVERY_GROUP)
-        settings = await stats.group_settings(connection, most=_EVERY_GROUP)
+        groups = await stats.every_group(connection)
+        settings = await stats.every_group_setting(connection)
         # (In threads: of 100,000 groups or queues it takes a second, in which other viewers are served.)
         groups, self._places, missing = await asyncio.to_thread(_all_groups, groups, settings, self._places)
         if missing:

@@ -82,6 +82,7 @@ _PAUSED = planned_anew("""
           AND ($2::text[] IS NULL OR name IN (SELECT queue FROM joex.group_stats WHERE grp = ANY ($2))) ORDER BY name
 """)
 _SET_QUEUE = statement("SELECT joex.set_queue($1::text, $2::boolean)")
+_EVERY_GROUP = 2**31 - 1
 _PIECE = 1_000
 """Rows that are read before others have the event loop."""
 
@@ -251,7 +252,7 @@ async def group_stats(
     within = bounds.narrowed(queue)
     with translated():
         rows = await connection.fetch(_GROUPS, within.queues, within.groups, most)
-    return [GroupStats(*row) async for row in _in_pieces(rows)]
+    return [GroupStats(*row) for row in rows]
 
 
 async def group_settings(
@@ -261,6 +262,20 @@ async def group_settings(
     within = bounds.narrowed(queue)
     with translated():
         rows = await connection.fetch(_SETTINGS, within.queues, within.groups, most)
+    return [GroupSetting(*row) for row in rows]
+
+
+async def every_group(connection: Connection) -> list[GroupStats]:
+    """All groups that have unfinished jobs, the largest first; other tasks go on meanwhile."""
+    with translated():
+        rows = await connection.fetch(_GROUPS, None, None, _EVERY_GROUP)
+    return [GroupStats(*row) async for row in _in_pieces(rows)]
+
+
+async def every_group_setting(connection: Connection) -> list[GroupSetting]:
+    """All groups that have settings of their own; other tasks go on meanwhile."""
+    with translated():
+        rows = await connection.fetch(_SETTINGS, None, None, _EVERY_GROUP)
     return [GroupSetting(*row) async for row in _in_pieces(rows)]
 
 
