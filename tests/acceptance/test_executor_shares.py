@@ -6,6 +6,7 @@ wake-ups and ends. Each test goes from one full state of the slots to the next, 
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -14,6 +15,7 @@ import pytest
 
 import joex
 from joex.core.events import RunStarted
+from joex.runtime import runner
 from joex.store import stats
 from tests.support.apps import AnyClient, Effects
 from tests.support.locks import HAS_SKIPPED_AN_END
@@ -192,11 +194,13 @@ async def levels_out(stage: Stage) -> None:
         assert await stage.step(group, slots=4) == {"long": 2, "short": 2}
 
 
-@pytest.mark.parametrize("how", ["transaction", "handler"])
+@pytest.mark.parametrize("how", ["transaction", "driver", "handler"])
 async def test_code_that_goes_on_after_the_end_of_its_job_keeps_a_slot_of_its_group(
     client: AnyClient, database_url: str, connection: asyncpg.Connection, how: str
 ) -> None:
-    """Code after the task's own transaction, and a cancel handler that comes when the job has ended as cancelled."""
+    """Code after the task's own transaction, or after `joex.finish` over a driver of its own (which the executor hears
+    of with a heartbeat), and a cancel handler that comes when the job has ended as cancelled.
+    """
     app = joex.App()
     go_on, may_end = asyncio.Event(), asyncio.Event()
 
@@ -205,6 +209,10 @@ async def test_code_that_goes_on_after_the_end_of_its_job_keeps_a_slot_of_its_gr
         if how == "transaction":
             async with ctx.transaction():
                 pass
+            await may_end.wait()
+        elif how == "driver":
+            async with client.acquire() as own:
+                await own.execute("SELECT joex.finish($1, $2)", ctx.job_id, ctx.lock_id)
             await may_end.wait()
         else:
             await go_on.wait()
@@ -218,7 +226,8 @@ async def test_code_that_goes_on_after_the_end_of_its_job_keeps_a_slot_of_its_gr
         pass
 
     await stats.set_group(connection, "acme", "default", max_running=1)
-    async with executor_inside(app, database_url, lease=LONG, pool_size=2) as inside:
+    lease = timedelta(seconds=6) if how == "driver" else LONG
+    async with executor_inside(app, database_url, pool_size=2, lease=lease) as inside:
         job_id = await client.submit("first", group="acme")
         await inside.log.wait_for(RunStarted)
         if how == "handler":
@@ -232,8 +241,39 @@ async def test_code_that_goes_on_after_the_end_of_its_job_keeps_a_slot_of_its_gr
         await eventually(lambda: connection.fetchval("SELECT count(*) = 1 FROM joex_private.overrun"))
         second, zoo = await client.submit("other", group="acme"), await client.submit("other", group="zoo")
         await inside.ended(zoo)
-        assert (await client.get(job_id)).state == ("success" if how == "transaction" else "cancelled")
+        assert (await client.get(job_id)).state == ("cancelled" if how == "handler" else "success")
         assert (await client.get(second)).state == "waiting"
         may_end.set()
         await inside.ended(second)
     assert await connection.fetchval("SELECT count(*) FROM joex_private.overrun") == 0
+
+
+async def test_a_run_whose_end_waits_for_a_locked_row_keeps_a_slot_of_its_group(
+    client: AnyClient, database_url: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own transaction has ended the job, its code is over, and a tenant keeps the row locked."""
+    app = joex.App()
+    committed, may_end = asyncio.Event(), asyncio.Event()
+
+    @app.task("task")
+    async def task(ctx: joex.Context) -> None:
+        async with ctx.transaction():
+            pass
+        committed.set()
+        await may_end.wait()
+
+    monkeypatch.setattr(runner, "_TAIL", 1.0)  # the code is over by then
+    await stats.set_group(connection, "acme", "default", max_running=1)
+    async with executor_inside(app, database_url, lease=LONG, pool_size=2) as inside:
+        await client.submit("task", group="acme")
+        await committed.wait()
+        async with connection.transaction():
+            await connection.execute("SELECT FROM joex_private.job FOR UPDATE")
+            may_end.set()
+            async with client.acquire() as another:
+                counted = partial(another.fetchval, "SELECT count(*) = 1 FROM joex_private.overrun")
+                await eventually(counted)
+            second, zoo = await client.submit("task", group="acme"), await client.submit("task", group="zoo")
+            await inside.ended(zoo)
+            assert (await client.get(second)).state == "waiting"
+        await inside.ended(second)

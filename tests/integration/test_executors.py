@@ -1278,7 +1278,7 @@ async def test_one_executor_of_a_fleet_rescues_and_puts_back_overdue_runs_and_an
 
         monkeypatch.setattr(module, name, count)
 
-    counted(executors, "check_runs", executors.Checked(draining=False, lost=[], cancel=[], crowded=False))
+    counted(executors, "check_runs", executors.Checked(draining=False, lost=[], ended=[], cancel=[], crowded=False))
     counted(executors, "rescue", [])
     counted(timeouts, "recover_overdue", [])
     monkeypatch.setattr(chores, "_REST", 1e9)

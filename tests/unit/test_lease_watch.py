@@ -48,7 +48,7 @@ def keeper() -> LeaseKeeper:
         executing_exclusively=lambda: 0,
         since=0.0,
         watchdog=None,
-        callbacks=LeaseCallbacks(*[nothing] * 13),
+        callbacks=LeaseCallbacks(*[nothing] * 14),
     )
 
 

@@ -146,6 +146,8 @@ class Chores:
         found = await executors.check_runs(connection, self._executor, self._held())
         if found.lost:
             self._notifier.notify_executor(self._callbacks.on_lost, found.lost)
+        if found.ended:
+            self._notifier.notify_executor(self._callbacks.on_job_ended, found.ended)
         for job_id in found.cancel:
             self._notifier.notify_executor(self._callbacks.on_cancel, job_id)
         if found.draining:

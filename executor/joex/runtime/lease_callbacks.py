@@ -25,6 +25,7 @@ class LeaseCallbacks:
     on_drain: Callable[[], None]  # drains: a client or operator asks for it
     on_cancel: Callable[[UUID], None]  # cancels a job that this executor holds, by its id
     on_lost: Callable[[list[UUID]], None]  # interrupts the runs with these lock ids: they have lost their jobs
+    on_job_ended: Callable[[list[UUID]], None]  # counts the runs with these lock ids: they go on after their jobs
     on_trust: Callable[[], None]  # trusts the lease again
     on_distrust: Callable[[], None]  # stops trusting the lease
     on_patience_end: Callable[[], None]  # interrupts all runs: the outage is longer than `outage_patience`

@@ -165,6 +165,7 @@ class Registration:
                 on_drain=resources.drain,
                 on_cancel=self._cancel,
                 on_lost=self._lose,
+                on_job_ended=self.runner.count_overruns,
                 on_trust=self.taker.wake,
                 on_distrust=self._distrust,
                 on_patience_end=self._end_patience,

@@ -135,6 +135,12 @@ class Runner:
             run.is_executing = run.is_cleaning_up = False
             done([run.job])
 
+    def count_overruns(self, lock_ids: Iterable[UUID]) -> None:
+        """Count those runs with these lock ids that still have their slots: their jobs have ended."""
+        for lock_id in lock_ids:
+            if lock_id in self.runs:
+                self._on_overrun(self.runs[lock_id].job)
+
     def interrupt(self, run: Run, why: Interruption) -> None:
         """Interrupt a run: async code at its next await, a process at once; code in a thread sees ``ctx.cancelled``.
 
@@ -280,11 +286,7 @@ class Runner:
 
     def _watch_tail(self, run: Run) -> None:
         # (In tests the code of processes runs in threads.)
-        self._loop.call_soon_threadsafe(self._loop.call_later, _TAIL, self._count_tail, run)
-
-    def _count_tail(self, run: Run) -> None:
-        if run.is_executing:
-            self._on_overrun(run.job)
+        self._loop.call_soon_threadsafe(self._loop.call_later, _TAIL, self.count_overruns, [run.job.lock_id])
 
     def _end(self, run: Run, outcome: Outcome, result: str | None = None, message: str | None = None) -> None:
         """Hand over how a run ended; with the result as JSON text, and its message."""

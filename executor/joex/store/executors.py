@@ -39,7 +39,7 @@ _HOLD = statement("SELECT pg_try_advisory_lock($1::integer, $2::integer)")
 _HEARTBEAT = statement(f"SELECT joex_private.heartbeat($1::integer) AS mark, {SERVER_START}")
 _OBSERVE = statement(f"SELECT joex.horizon() AS mark, {SERVER_START}")
 _CHECK_RUNS = statement(
-    "SELECT draining, lost, cancel, crowded FROM joex_private.check_runs($1::integer, $2::uuid[], $3::uuid[])"
+    "SELECT draining, lost, ended, cancel, crowded FROM joex_private.check_runs($1::integer, $2::uuid[], $3::uuid[])"
 )
 _NOTE_OVERRUNS = statement("""
     SELECT joex_private.note_overruns($1::integer, $2::uuid[], $3::text[], $4::text[], $5::uuid[])
@@ -125,10 +125,11 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What an executor may have missed: see joex_private.check_runs in sql/60_executors.sql. ``lost`` has lock ids."""
+    """What an executor may have missed: see check_runs in sql/60_executors.sql. ``lost``, ``ended``: lock ids."""
 
     draining: bool
     lost: list[UUID]
+    ended: list[UUID]
     cancel: list[UUID]
     crowded: bool
 
@@ -268,7 +269,7 @@ async def check_runs(connection: Connection, executor: int, runs: Sequence[tuple
     """Ask what this executor may have missed; ``runs`` (job id, lock id) are the runs that it believes to hold."""
     with translated():
         row: Any = await connection.fetchrow(_CHECK_RUNS, executor, [r[0] for r in runs], [r[1] for r in runs])
-    return Checked(row["draining"], row["lost"] or [], row["cancel"] or [], row["crowded"])
+    return Checked(row["draining"], row["lost"] or [], row["ended"] or [], row["cancel"] or [], row["crowded"])
 
 
 async def note_overruns(connection: Connection, executor: int, begun: Sequence[TakenJob], over: Sequence[UUID]) -> None:

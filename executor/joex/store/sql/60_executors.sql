@@ -332,18 +332,19 @@ BEGIN
 END $$;
 
 -- What an executor may have missed when a notification was lost: whether it must drain; which of the runs that it reports have lost their
--- job (lock ids: it may hold a lost run and the next one of the same job), which jobs have a cancel request; and whether floors need
--- attention (see 25_floors.sql). Overruns that it does not report are over.
+-- job (lock ids: it may hold a lost run and the next one of the same job), and of which the job has ended (by a transaction of their code);
+-- which jobs have a cancel request; and whether floors need attention (see 25_floors.sql). Overruns that it does not report are over.
 CREATE OR REPLACE FUNCTION joex_private.check_runs(p_id integer, p_ids uuid[], p_locks uuid[])
-RETURNS TABLE (draining boolean, lost uuid[], cancel uuid[], crowded boolean)
+RETURNS TABLE (draining boolean, lost uuid[], ended uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
 BEGIN
     -- (An executor that has ended registers again: the new registration has no request to drain.)
     draining := EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
-    SELECT array_agg(g.lock_id) FILTER (WHERE j.id IS NULL), array_agg(g.id) FILTER (WHERE j.cancel_requested)
-    INTO lost, cancel
+    SELECT array_agg(g.lock_id) FILTER (WHERE j.id IS NULL), array_agg(g.lock_id) FILTER (WHERE j.finished_at IS NOT NULL),
+           array_agg(g.id) FILTER (WHERE j.cancel_requested)
+    INTO lost, ended, cancel
     FROM unnest(p_ids, p_locks) AS g(id, lock_id)
     LEFT JOIN joex_private.job j ON j.id = g.id AND j.lock_id = g.lock_id;     -- a job that it has just finished is not lost
     IF EXISTS (SELECT FROM joex_private.overrun o WHERE o.executor_id = p_id) THEN
