@@ -106,7 +106,7 @@ class PeriodicScheduler:
         self._wakeup = asyncio.Event()
         self._busy_for = _BUSY_RETRY_IN
         self._aside = Aside()
-        self._after = ""  # the group after which the next turns begin
+        self._after = periodic_due.FIRST_TURN  # the group after which the next turns begin
         self._clock_checked_at = float("-inf")
         self._ahead = float("inf")  # seconds that the database's clock was before that of this process, at most
         self._decided_for = 0.0  # seconds of this round
@@ -192,19 +192,20 @@ class PeriodicScheduler:
 async def _decide(tasks: Sequence[periodic_due.Due]) -> list[tuple[periodic_due.Due, Decision]]:
     """Decide about tasks for a while, with turns for all else in the process, and where the scheduler can be stopped.
 
-    The first task of each group comes before the second one of any; groups at random, so that none is the last one each
-    time. A next pass decides about the others.
+    The first task of each group of a queue comes before the second one of any; groups at random, so that none is the
+    last one each time. A next pass decides about the others.
 
     What changes meanwhile stays as it is: `fire_periodic` fires only the version of a task that was read.
     """
     decided: list[tuple[periodic_due.Due, Decision]] = []
     clock = asyncio.get_running_loop().time
     end, until = clock() + _DECIDE_FOR, clock() + _SLICE
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, str]] = Counter()
     order = []
     for nr, task in enumerate(tasks):
-        order.append((seen[task.key.group], random.random(), nr))  # noqa: S311 - there is no secret
-        seen[task.key.group] += 1
+        place = task.key.queue, task.key.group
+        order.append((seen[place], random.random(), nr))  # noqa: S311 - there is no secret
+        seen[place] += 1
     for _, _, nr in sorted(order):
         task = tasks[nr]
         if decided and clock() >= end:

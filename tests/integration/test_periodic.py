@@ -202,25 +202,29 @@ async def test_however_many_tasks_have_been_changed_those_that_are_due_are_among
         assert len({"a", "b"} & set(found)) == most
 
 
+@pytest.mark.parametrize("hog", ["hog", "acme"])
 @pytest.mark.parametrize("state", ["due", "changed"])
-async def test_however_many_tasks_of_a_group_come_first_each_other_group_has_its_turn(tasks, state):
+async def test_however_many_tasks_of_a_group_come_first_each_other_group_has_its_turn(tasks, state, hog):
+    """And each group of this name in another queue: it may belong to another tenant."""
     add = """
-        INSERT INTO joex_private.periodic_task (id, grp, task, timer) SELECT 'a ' || nr, $1, 'a', 'yearly'
+        INSERT INTO joex_private.periodic_task (id, queue, grp, task, timer) SELECT 'a ' || nr, $3, $1, 'a', 'yearly'
         FROM generate_series(1, $2::integer) nr
     """
-    await tasks.connection.execute(add, "hog", 2000)
+    await tasks.connection.execute(add, hog, 2000, "another")
     await tasks.due(*(f"a {nr}" for nr in range(1, 2001)), ago=timedelta(hours=1))
     for group in ("acme", "zoo"):
-        await tasks.connection.execute(add, group, 50)
+        await tasks.connection.execute(add, group, 50, "default")
     if state == "due":
         await tasks.connection.execute(
-            "UPDATE joex_private.periodic_task SET nextrun = clock_timestamp() WHERE grp <> 'hog'"
+            "UPDATE joex_private.periodic_task SET nextrun = clock_timestamp() WHERE queue = 'default'"
         )
     else:
-        await tasks.connection.execute("UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE grp = 'hog'")
-    found = Counter(task.key.group for task, _ in await tasks.read())
-    assert (found["acme"], found["zoo"]) == (50, 50)
-    assert found["hog"] <= 200
+        await tasks.connection.execute(
+            "UPDATE joex_private.periodic_task SET nextrun = '-infinity' WHERE queue <> 'default'"
+        )
+    found = Counter((task.key.queue, task.key.group) for task, _ in await tasks.read())
+    assert (found["default", "acme"], found["default", "zoo"]) == (50, 50)
+    assert found["another", hog] <= 200
 
 
 async def test_a_group_whose_jobs_take_long_to_submit_has_one_of_them_for_each_task_of_another(tasks):
@@ -228,10 +232,10 @@ async def test_a_group_whose_jobs_take_long_to_submit_has_one_of_them_for_each_t
     await tasks.connection.execute("""
         CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql AS
             $$ BEGIN PERFORM pg_sleep(0.25); RETURN NEW; END $$;
-        CREATE TRIGGER take_long BEFORE INSERT ON joex_private.job FOR EACH ROW WHEN (NEW.grp = 'hog')
+        CREATE TRIGGER take_long BEFORE INSERT ON joex_private.job FOR EACH ROW WHEN (NEW.queue = 'hog')
             EXECUTE FUNCTION take_long();
     """)
-    await tasks.put_due(*(f"a {number}" for number in range(40)), group="hog")
+    await tasks.put_due(*(f"a {number}" for number in range(40)), group="acme", queue="hog")
     await tasks.put_due("z 1", "z 2", group="acme")
     await tasks.connection.execute("SELECT setseed(0.5)")  # each pass begins with one of the two groups, by chance
     passes: list[dict[str, str]] = []
@@ -247,7 +251,7 @@ async def test_where_more_groups_are_due_than_a_pass_holds_the_next_passes_go_on
     for group in groups:
         await tasks.put(group, group=group)
         await tasks.due(group, ago=timedelta(0))
-    passes, after = [], ""
+    passes, after = [], periodic_due.FIRST_TURN
     for _ in range(4):
         found, after = await periodic_due.due(tasks.connection, 2, after=after)
         passes.append({one.key.group for one in found} - {"hog"})
@@ -266,12 +270,12 @@ async def test_a_pass_reads_a_bounded_number_of_groups_and_the_next_one_goes_on_
     await tasks.connection.execute("UPDATE joex_private.periodic_task SET nextrun = 'infinity' WHERE grp <> 'hog'")
     await tasks.due("a 100")
     await tasks.due("hog 1", "hog 2", ago=timedelta(hours=1))
-    passes, after = [], ""
+    passes, after = [], periodic_due.FIRST_TURN
     for _ in range(5):
         found, after = await periodic_due.due(tasks.connection, 1, after=after)
         passes.append("group 100" in {one.key.group for one in found})
     assert passes == [False, False, False, False, True]
-    assert after == "group 100"
+    assert after == ("default", "group 100")
 
 
 @pytest.mark.parametrize("are_analyzed", ["none", "others"])
@@ -584,7 +588,7 @@ async def test_a_pass_gives_all_else_in_the_process_its_turns(tasks, scheduler, 
 
 async def test_a_pass_decides_for_a_while_about_one_task_of_a_group_for_each_of_another(tasks, scheduler, monkeypatch):
     """A timer may take milliseconds to compute, and a tenant may change thousands of its tasks in a second."""
-    await tasks.put_due(*(f"a {number}" for number in range(20)), group="hog")
+    await tasks.put_due(*(f"a {number}" for number in range(20)), group="acme", queue="hog")
     await tasks.put_due("z 1", "z 2", group="acme")
     monkeypatch.setattr(periodic_scheduler, "_DECIDE_FOR", 0.0)  # each decision takes that long
     monkeypatch.setattr(periodic_scheduler, "random", Random(1))  # of the two groups one begins, by chance

@@ -188,7 +188,7 @@ CALLS = {
     "check_owner": "joex_private.check_owner('user')",
     "keep_periodic_tasks": "joex_private.keep_periodic_tasks('nobody', ARRAY['a'], ARRAY['default'], ARRAY['default'])",
     "named_periodic_task": "joex_private.named_periodic_task('a', NULL, NULL)",
-    "periodic_in_turn": "joex_private.periodic_in_turn(1, '', '{}', '{}', '{}', '{}')",
+    "periodic_in_turn": "joex_private.periodic_in_turn(1, ARRAY['', ''], '{}', '{}', '{}', '{}')",
     "periodic_tracker": "joex_private.periodic_tracker('default', 'a')",
     "lane": "joex_private.lane('high')",
     "executor_alive_lock": "joex_private.executor_alive_lock()",

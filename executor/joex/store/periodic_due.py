@@ -26,7 +26,7 @@ _DUE = statement("""
 _IN_TURN = statement("""
     SELECT next_after, id, queue, grp, revision, timer, zone, nullif(nextrun, '-infinity') AS nextrun, last_run,
            starting_deadline, clock_timestamp() AS now
-    FROM joex_private.periodic_in_turn($1::integer, $2::text, $3::text[], $4::text[], $5::text[], $6::text[])
+    FROM joex_private.periodic_in_turn($1::integer, $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
 """)
 _NEXT = statement("""
     SELECT CASE WHEN nextrun <= statement_timestamp() THEN 0
@@ -52,6 +52,10 @@ _FIRE = statement("""
 """)
 
 
+FIRST_TURN = ("", "")
+"""The place of the first group (see `due`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """A task that is due for a decision. ``now`` is the database's time when it was read."""
@@ -72,13 +76,19 @@ class Fired:
 
 
 async def due(
-    connection: Connection, most: int, *, system: bool = True, aside: Sequence[TaskKey] = (), after: str = ""
-) -> tuple[list[Due], str]:
+    connection: Connection,
+    most: int,
+    *,
+    system: bool = True,
+    aside: Sequence[TaskKey] = (),
+    after: tuple[str, str] = FIRST_TURN,
+) -> tuple[list[Due], tuple[str, str]]:
     """The tasks that need a decision: those without a next time, which owners have changed; then the due ones in order.
 
     ``most``: of each, so that an owner that changes tasks without end holds up no others. If there may be more, each
-    group has its turn too, from the one after ``after`` on: as many tasks as ``most`` of each, divided by the groups.
-    Also returns ``after`` for the next call. ``system``: also Joex's own; ``aside``: not these.
+    group of a queue has its turn too, from the one after ``after`` (queue, group) on: as many tasks as ``most`` of
+    each, divided by the groups. Also returns ``after`` for the next call. ``system``: also Joex's own; ``aside``: not
+    these.
 
     It leaves out tasks whose rows another session has locked, so that they don't block the others.
     """
@@ -87,7 +97,8 @@ async def due(
         rows = await connection.fetch(_DUE, *which, most)
         if len(rows) >= most:
             turns = await connection.fetch(_IN_TURN, most, after, *which)
-            after = turns[0]["next_after"]
+            queue, group = turns[0]["next_after"]
+            after = queue, group
             rows = [*rows, *(row for row in turns if row["id"] is not None)]
     found = {
         (key := TaskKey(row["id"], row["queue"], row["grp"])): Due(

@@ -564,6 +564,6 @@ CREATE TABLE joex_private.periodic_task (
     CONSTRAINT "task: must not begin with joex., as Joex's own names do" CHECK (owner = 'joex' OR NOT starts_with(task, 'joex.'))
 ) WITH (fillfactor = 50);
 CREATE INDEX periodic_task_next ON joex_private.periodic_task (nextrun) WHERE enabled AND error IS NULL;
-CREATE INDEX periodic_task_group ON joex_private.periodic_task (grp, nextrun) WHERE enabled AND error IS NULL;
+CREATE INDEX periodic_task_group ON joex_private.periodic_task (queue, grp, nextrun) WHERE enabled AND error IS NULL;
 -- (A start of an executor reads the tasks of its app, in this order.)
 CREATE INDEX periodic_task_owner ON joex_private.periodic_task (owner, id, queue, grp);

@@ -285,44 +285,48 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- The tasks that need a decision, group by group, for when there are more than a scheduler decides at once (p_most): of each group equally
--- many of those without a next time, and of those that are due. It begins with the group after p_after, and ends when p_most groups had a
--- turn, or when it has passed over twenty times as many. Returns with each task the group where the next call goes on: '' if that is the
--- first one. No task: a row without an id. Not of these owners (p_not_of), and not these tasks. The cost is bounded by p_most.
+-- The tasks that need a decision, group by group of each queue, for when there are more than a scheduler decides at once (p_most): of each
+-- group equally many of those without a next time, and of those that are due. (Groups of one name in two queues may belong to two tenants.) It
+-- begins with the group after p_after (queue, grp), and ends when p_most groups had a turn, or when it has passed over twenty times as many.
+-- Returns with each task the group where the next call goes on: {"", ""} if that is the first one. No task: a row without an id. Not of these owners (p_not_of), and not these tasks. The cost is bounded by p_most.
 -- (Both orders name the group, and all bounds are those of rows: only one index has these, whatever the statistics say.)
 CREATE OR REPLACE FUNCTION joex_private.periodic_in_turn(
-    p_most integer, p_after text, p_not_of text[], p_ids text[], p_queues text[], p_grps text[]
-) RETURNS TABLE (next_after text, id text, queue text, grp text, revision bigint, timer text, zone text, nextrun timestamptz,
+    p_most integer, p_after text[], p_not_of text[], p_ids text[], p_queues text[], p_grps text[]
+) RETURNS TABLE (next_after text[], id text, queue text, grp text, revision bigint, timer text, zone text, nextrun timestamptz,
                  last_run timestamptz, starting_deadline interval) LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_mergejoin = off SET enable_hashjoin = off
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_now CONSTANT timestamptz := statement_timestamp();    -- an index is not searched for what may change from row to row
-    v_after text := p_after;
+    v_after text[] := p_after;
     v_next record;
+    v_queues text[] := '{}';
     v_groups text[] := '{}';
 BEGIN
     FOR step IN 1 .. 20 * p_most LOOP
-        SELECT t.grp, t.nextrun <= v_now AS is_due INTO v_next FROM joex_private.periodic_task t
-        WHERE t.enabled AND t.error IS NULL AND (t.grp, t.nextrun) > (v_after, 'infinity') ORDER BY t.grp, t.nextrun LIMIT 1;
-        v_after := coalesce(v_next.grp, '');
+        SELECT t.queue::text, t.grp::text, t.nextrun <= v_now AS is_due INTO v_next FROM joex_private.periodic_task t
+        WHERE t.enabled AND t.error IS NULL AND (t.queue, t.grp, t.nextrun) > (v_after[1], v_after[2], 'infinity')
+        ORDER BY t.queue, t.grp, t.nextrun LIMIT 1;
+        v_after := ARRAY[coalesce(v_next.queue, ''), coalesce(v_next.grp, '')];
         IF v_next.is_due THEN
+            v_queues := v_queues || v_next.queue;
             v_groups := v_groups || v_next.grp;
         END IF;
-        EXIT WHEN v_after = '' AND step > 1 OR cardinality(v_groups) = p_most;
+        EXIT WHEN v_after[1] = '' AND step > 1 OR cardinality(v_groups) = p_most;
     END LOOP;
     RETURN QUERY
     SELECT v_after, d.* FROM (SELECT) one LEFT JOIN (
-        SELECT t.* FROM unnest(v_groups) g
+        SELECT t.* FROM unnest(v_queues, v_groups) g(queue, grp)
         CROSS JOIN (VALUES (timestamptz '-infinity', timestamptz '-infinity'), ('1970-01-01 00:00+00', v_now)) k(earliest, latest)
         CROSS JOIN LATERAL (
             SELECT x.id, x.queue, x.grp, x.revision, x.timer, x.zone, x.nextrun, x.last_run, x.starting_deadline
             FROM joex_private.periodic_task x
-            WHERE x.enabled AND x.error IS NULL AND (x.grp, x.nextrun) >= (g, k.earliest) AND (x.grp, x.nextrun) <= (g, k.latest)
+            WHERE x.enabled AND x.error IS NULL AND (x.queue, x.grp, x.nextrun) >= (g.queue, g.grp, k.earliest)
+                  AND (x.queue, x.grp, x.nextrun) <= (g.queue, g.grp, k.latest)
                   AND x.owner <> ALL (p_not_of)
                   AND (x.id, x.queue, x.grp) NOT IN (SELECT * FROM unnest(p_ids, p_queues, p_grps))
-            ORDER BY x.grp, x.nextrun LIMIT p_most / cardinality(v_groups) FOR NO KEY UPDATE SKIP LOCKED) t) d ON true;
+            ORDER BY x.queue, x.grp, x.nextrun LIMIT p_most / cardinality(v_groups) FOR NO KEY UPDATE SKIP LOCKED) t) d ON true;
 END $$;
 
 -- Decide about tasks that a scheduler has read and found due or without a next time: fires[i] is the time of the timer that is due (null:
@@ -351,7 +355,7 @@ BEGIN
     -- (At random: no group is the last one each time.)
     FOR v_given IN SELECT * FROM unnest(ids, queues, grps, revisions, nextruns, fires, nexts, errors) WITH ORDINALITY
                        AS g(id, queue, grp, revision, nextrun, fire, next, error, nr)
-                   ORDER BY row_number() OVER (PARTITION BY g.grp ORDER BY g.nr), random() LOOP
+                   ORDER BY row_number() OVER (PARTITION BY g.queue, g.grp ORDER BY g.nr), random() LOOP
         id := v_given.id;
         queue := v_given.queue;
         grp := v_given.grp;
