@@ -13,7 +13,7 @@ import pytest
 
 import joex
 from joex.core.events import DatabaseTrouble, LogLinesDropped, RunEnded, RunNotWritten, RunStarted
-from joex.core.job import State
+from joex.core.job import State, TakenJob
 from joex.core.outcome import Verdict
 from joex.runtime import bulk, finisher
 from joex.store import runs
@@ -221,9 +221,9 @@ async def test_large_arguments_of_a_tenant_wait_for_no_large_result_of_another_a
     wanted: list[str] = []
     may_end = asyncio.Semaphore(0)
 
-    async def seen(self: bulk.Bulk, group: str, *given: Any) -> Any:
-        wanted.append(group)
-        return await moved(self, group, *given)
+    async def seen(self: bulk.Bulk, job: TakenJob, *given: Any) -> Any:
+        wanted.append(job.group)
+        return await moved(self, job, *given)
 
     async def slow(used: Any, ends: Sequence[EndedRun], *, skip_locked: bool = False) -> Any:
         if LARGE <= len(ends[0].result or "") < 2 * LARGE:
@@ -232,15 +232,18 @@ async def test_large_arguments_of_a_tenant_wait_for_no_large_result_of_another_a
 
     monkeypatch.setattr(bulk.Bulk, "moved", seen)
     monkeypatch.setattr(runs, "finish_many", slow)
-    async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=9) as inside:
-        fat = await client.submit_many([{"task": "give", "args": {"size": LARGE}, "group": "fat"}] * 8)
-        await eventually(lambda: wanted == ["fat"] * 8)
+    queues = ["default", "another"]  # of which one has a group by the name of one in the other
+    async with executor_inside(app_of_sizes(), database_url, lease=LONG, pool_size=9, queues=queues) as inside:
+        fat = await client.submit_many(
+            [{"task": "give", "args": {"size": LARGE}, "group": "small", "queue": "another"}] * 8
+        )
+        await eventually(lambda: wanted == ["small"] * 8)
         await inside.ended(await client.submit("measure", {"text": "x" * LARGE}, group="small"))
         small = await client.submit("give", {"size": 2 * LARGE}, group="small")
         await eventually(lambda: wanted[9:] == ["small"])
         may_end.release()
         await inside.ended(small)
-        assert len(inside.log.of(RunEnded, lambda event: event.job.group == "fat")) == 1
+        assert len(inside.log.of(RunEnded, lambda event: event.job.queue == "another")) == 1
         for job_id in fat:
             may_end.release()
             await inside.ended(job_id)

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from joex.store import executors, jobs, pools, timeouts
+from joex.store import executors, jobs, pools, stats, timeouts
 from joex.store.horizon import horizon as take_horizon
 from joex.store.horizon import oldest_transaction
 from joex.store.pools import CHANNEL
@@ -414,6 +414,9 @@ class TestRetirement:
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
         (known,) = await pools.replicas(bench.connection, "p/a-")
         assert (known.held, known.draining) == (1, False)
+        await bench.submit()
+        await stats.set_group(bench.connection, "default", "default", max_running=2)
+        assert (await demand(bench), await work(bench)) == (1, (1, 1))
         await executors.check_runs(bench.connection, executor, [])
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "draining"
 

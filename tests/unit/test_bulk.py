@@ -23,7 +23,7 @@ class Transfers:
         await asyncio.sleep(0)
 
     async def _move(self, group: str, end: asyncio.Event) -> None:
-        async with self._turns.of(group):
+        async with self._turns.of(("default", group)):
             self.having.append(group)
             await end.wait()
             self.having.remove(group)

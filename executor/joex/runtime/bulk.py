@@ -10,10 +10,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
 
+from joex.core.job import TakenJob
 from joex.errors import InvalidJob, JoexError
 from joex.store.errors import is_about_the_statement, translated
 from joex.store.statement import Connection
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from asyncpg import Pool
 
 T = TypeVar("T")
+_Place: TypeAlias = tuple[str, str]
 
 CONNECTIONS = 2
 """How many connections of an executor carry large arguments, and how many large results."""
@@ -39,9 +41,10 @@ class TooSlow(JoexError):
 
 
 class Turns:
-    """The connections of one direction, which groups share by the time for which they have them.
+    """The connections of one direction, which the groups of queues share by the time for which they have them.
 
-    A group has none while another one with fewer of them waits; of equals the one comes next that has had them for the
+    (Groups of one name in two queues may belong to two tenants.) A group has none while another one with fewer of them
+    waits; of equals the one comes next that has had them for the
     shortest time. (Start-time Fair Queuing, Goyal, Vin and Cheng 1996: a group that comes, or comes back, has no credit
     for the time in which it wanted none, and owes what it has had beyond the others.) One value of a group may take a
     hundred times as long as one of another.
@@ -52,13 +55,13 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._having: list[str] = []  # groups, each as often as it has one
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the group that has waited for longest first
-        self._had: dict[str, float] = {}  # seconds, counted from those of the group that was served last
+        self._having: list[_Place] = []  # groups, each as often as it has one
+        self._waiting: dict[_Place, deque[asyncio.Future[None]]] = {}  # the group that has waited for longest first
+        self._had: dict[_Place, float] = {}  # seconds, counted from those of the group that was served last
         self._served = 0.0
 
     @asynccontextmanager
-    async def of(self, group: str) -> AsyncIterator[None]:
+    async def of(self, group: _Place) -> AsyncIterator[None]:
         """Held while a value of this group has a connection."""
         if len(self._having) < CONNECTIONS:  # then nobody waits
             self._give(group)
@@ -78,14 +81,14 @@ class Turns:
             self._had[group] += self._clock() - begun
             self._give_back(group)
 
-    def _so_far(self, group: str) -> float:
+    def _so_far(self, group: _Place) -> float:
         return max(self._had.get(group, 0.0), self._served)
 
-    def _give(self, group: str) -> None:
+    def _give(self, group: _Place) -> None:
         self._having.append(group)
         self._had[group] = self._served = self._so_far(group)
 
-    def _give_back(self, group: str) -> None:
+    def _give_back(self, group: _Place) -> None:
         self._having.remove(group)
         if len(self._had) > _MOST_KNOWN:
             self._had = {each: had for each, had in self._had.items() if had > self._served or each in self._having}
@@ -109,8 +112,8 @@ class Bulk:
         self._pool = pool
         self._turns = Turns()
 
-    async def moved(self, group: str, size: int, move: Callable[[Connection], Awaitable[T]], trouble: Trouble) -> T:
-        """Call ``move``, which moves this many bytes of a group over a connection, and return its value.
+    async def moved(self, job: TakenJob, size: int, move: Callable[[Connection], Awaitable[T]], trouble: Trouble) -> T:
+        """Call ``move``, which moves this many bytes of a job over a connection, and return its value.
 
         Tries until it gets through. Only a statement that took too long, or that the database refuses, counts as a try:
         while the database is away, the value waits.
@@ -123,7 +126,7 @@ class Bulk:
         limit, tries = _BASE + size / SLOWEST, 0
         while True:
             try:
-                async with self._turns.of(group), _lent(self._pool) as connection:
+                async with self._turns.of((job.queue, job.group)), _lent(self._pool) as connection:
                     try:
                         async with asyncio.timeout(limit):
                             value = await move(connection)

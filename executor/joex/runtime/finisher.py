@@ -231,7 +231,7 @@ class Finisher:
         while not end.is_settled:
             try:
                 await self._bulk.moved(
-                    end.job.group, end.size, lambda used: self._write_ends(used, [end]), self._trouble_apart
+                    end.job, end.size, lambda used: self._write_ends(used, [end]), self._trouble_apart
                 )
             except TooSlow as error:
                 if end.size > _BLAMED:

@@ -255,7 +255,7 @@ class Registration:
         """The arguments of a job that are too large to come with others."""
         resources = self._resources
         return await resources.bulk_args.moved(
-            job.group, resources.limits.args, lambda used: runs.arguments(used, job.id, job.lock_id), self._fetching
+            job, resources.limits.args, lambda used: runs.arguments(used, job.id, job.lock_id), self._fetching
         )
 
     async def _mark_start(self, job: TakenJob) -> bool:

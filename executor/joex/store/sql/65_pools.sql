@@ -145,7 +145,8 @@ BEGIN
                              SELECT FROM joex_private.job j WHERE j.queue = p_queue AND j.ring = s.ring AND j.lane IS NOT NULL
                              LIMIT p_most - w.jobs) x), s.room - (
                          SELECT count(*) FROM joex_private.job j
-                         WHERE j.queue = p_queue AND j.ring = s.ring AND j.executor_id IS NOT NULL)), 0) ELSE 0 END
+                         WHERE j.queue = p_queue AND j.ring = s.ring AND j.executor_id IS NOT NULL) - (
+                         SELECT count(*) FROM joex_private.overrun o WHERE o.queue = p_queue AND o.ring = s.ring)), 0) ELSE 0 END
             FROM step w
             CROSS JOIN LATERAL (
                 SELECT j.ring FROM joex_private.job j WHERE j.queue = p_queue AND j.lane IS NOT NULL AND j.ring > w.ring
@@ -221,7 +222,8 @@ BEGIN
         IF v_limit IS NOT NULL THEN     -- (the work of all its jobs, in the slots that it may still have)
             v_limit := greatest(v_limit - (
                 SELECT count(*) FROM joex_private.job j
-                WHERE j.queue = v_queue AND j.ring = v_ring AND j.executor_id IS NOT NULL), 0);
+                WHERE j.queue = v_queue AND j.ring = v_ring AND j.executor_id IS NOT NULL) - (
+                SELECT count(*) FROM joex_private.overrun o WHERE o.queue = v_queue AND o.ring = v_ring), 0);
             v_jobs := least(v_jobs, v_limit);
             v_slots := least(v_slots, v_limit);
         END IF;
