@@ -1182,6 +1182,62 @@ async def test_bodies_of_a_tenant_that_is_bound_have_that_pace_too_also_those_th
         assert (await waits).json() == {"detail": "this server stops: try again"}
 
 
+def waits_for_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, a tenant that has sent or got some bytes waits for hours."""
+    monkeypatch.setattr(turns, "ANSWERED_AT_ONCE", 0)
+    monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1e-3)
+
+
+@pytest.mark.parametrize("report", ["update", "finish", "give-back"])
+async def test_a_report_of_a_run_does_not_wait_for_what_other_calls_of_its_tenant_have_cost(
+    application, http_as, client, monkeypatch, report
+):
+    """Whoever submits into its queue would stall it, and the runs would lose their jobs."""
+    await client.submit("t", {"x": "y" * 1000}, queue="mails")
+    async with http_as("work", "view", queues=["mails"]) as http:
+        job = (await http.post("/api/v1/accept", json={"type": "mails"})).json()
+        waits_for_pace(monkeypatch)
+        assert (await http.get(f"/api/v1/job/{job['job']}")).status_code == 200
+        calls = [asyncio.create_task(http.get(f"/api/v1/job/{job['job']}")) for _ in range(route.MOST_AT_WORK + 1)]
+        await eventually(lambda: application.state.calls._served.total() == len(calls), why="all wait")
+        run = {"job": job["job"], "lock_id": job["lock_id"]}
+        try:
+            assert (await asyncio.wait_for(http.post(f"/api/v1/{report}", json=run), PATIENCE)).status_code == 200
+        finally:
+            application.state.closing.set()
+        assert {(await one).status_code for one in calls} == {503}
+
+
+async def test_reports_of_runs_wait_for_what_they_have_cost_themselves_and_so_do_other_calls(
+    application, http_as, monkeypatch
+):
+    waits_for_pace(monkeypatch)
+    run = {"job": str(uuid4()), "lock_id": str(uuid4())}
+    async with http_as("work", "view", queues=["mails"]) as http:
+        assert (await http.post("/api/v1/update", json=run)).status_code == 409
+        calls = [http.post("/api/v1/update", json=run), http.get(f"/api/v1/job/{run['job']}")]
+        waiting = [asyncio.create_task(one) for one in calls]
+        await eventually(lambda: application.state.calls._served.total() == len(calls), why="both have begun")
+        application.state.closing.set()
+        assert {(await one).status_code for one in waiting} == {503}
+
+
+async def test_arguments_that_a_worker_gets_count_by_their_bytes_alone_whatever_parts_they_have(
+    application, http_as, client, monkeypatch
+):
+    """Whoever submits into its queue chooses them."""
+    await client.submit("t", {"x": [{}] * 1000}, queue="mails")
+    await client.keyed.add("mails", "mails/1", {"x": [{}] * 1000})
+    monkeypatch.setattr(turns, "ANSWERED_PER_SECOND", 1.0)
+    async with http_as("work", queues=["mails"]) as http:
+        for _ in range(2):
+            application.state.calls.pace = pace = turns.Pace()
+            answer = await http.post("/api/v1/accept", json={"type": "mails"})
+            [tenant] = pace._paid_at
+            cost = pace.early(tenant) + turns.ANSWERED_AT_ONCE
+            assert len(answer.content) / 2 < cost < 2 * len(answer.content)
+
+
 async def test_lists_that_wait_in_line_have_that_pace_too(application, http_as, client, connection, monkeypatch):
     """But for those whose turns came before an answer was counted."""
     await client.submit("a", group="acme")

@@ -135,6 +135,45 @@ async def test_a_worker_accepts_a_job_reports_and_finishes_it(call, client):
     ]
 
 
+async def test_a_worker_gets_the_values_of_a_job_as_the_database_has_them(call, client):
+    await call.add(7, opts={"data": {"x": 1}, "priority": 1, "resubmit": True, "b": [{}], "a": None})
+    number = "1.00000000000000000001"  # which Python's float is not
+    async with client.acquire() as connection:
+        await connection.execute("UPDATE joex_private.job SET args = $1::text::jsonb", f'{{"x": {number}}}')
+    answer = await call.http.post("/api/v1/accept", json={"type": "resize"})
+    assert f'"data":{{"x": {number}}}' in answer.text
+    opts = {"data": {"x": 1.0}, "priority": 1, "resubmit": True, "b": [{}], "a": None}
+    assert (answer.json()["opts"], answer.headers["content-type"]) == (opts, "application/json")
+
+
+@pytest.mark.parametrize("field", ["args", "opts"])
+@pytest.mark.parametrize("odd", ["1e5000", "[" * 300 + "]" * 300], ids=["digits", "depth"])
+async def test_values_that_no_worker_in_python_could_read_are_shown_as_such(call, client, field, odd):
+    await call.add(7, opts={"data": {"y": 1}, "z": 2})
+    async with client.acquire() as connection:
+        change = f"UPDATE joex_private.job SET {field} = $1::text::jsonb"  # noqa: S608 - a constant
+        await connection.execute(change, f'{{"x": {odd}}}')
+    opts = (await call.accept())["opts"]
+    shown, other = (opts["data"], {"z": 2}) if field == "args" else (opts, {"data": {"y": 1}})
+    assert shown["unreadable"].endswith(": read it in SQL")
+    assert "x" not in shown
+    assert other.items() <= opts.items()
+
+
+async def test_free_fields_that_sql_has_given_the_names_of_options_are_not_shown(call, client):
+    job = await call.add(7, opts={"data": {"x": 1}})
+    async with client.acquire() as connection:
+        await connection.execute("""
+            UPDATE joex_private.job SET opts = '{"data": 1, "priority": 2, "cancel": 3, "resubmit": 4, "free": 5}'
+        """)
+    opts = {"data": {"x": 1}, "free": 5}
+    assert (await call.get(job))["opts"] == opts
+    answer = await call.http.post("/api/v1/accept", json={"type": "resize"})
+    fields = dict(json.loads(answer.text, object_pairs_hook=list))
+    assert dict(fields["opts"]) == {"data": [("x", 1)], "free": 5}
+    assert len(fields["opts"]) == len(opts), "each comes once"
+
+
 async def test_a_run_may_be_named_by_type_and_id_as_well(call, client):
     job = await call.add(["eu", 7], job_type=["resize", 2])
     accepted = await call.accept(["resize", 2])

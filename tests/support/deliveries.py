@@ -24,7 +24,7 @@ EXECUTOR = "executor"
 # The command of worker.sh for each job, with $PSQL; worker.sh ends its run.
 COMMAND = """
 fenced() { "$PSQL" "$DATABASE" -qc "$1 AND joex.update('$JOEX_JOB', '$JOEX_LOCK_ID') = 'ok'"; }
-seconds=$(sed -n 's/.*"seconds":\\([0-9.]*\\).*/\\1/p')
+seconds=$(sed -n 's/.*"seconds": *\\([0-9.]*\\).*/\\1/p')
 fenced "INSERT INTO delivery SELECT '$JOEX_LOCK_ID', '$JOEX_JOB', '$JOEX_WORKER', clock_timestamp() WHERE true"
 sleep "$seconds"
 fenced "UPDATE delivery SET ended = clock_timestamp() WHERE run = '$JOEX_LOCK_ID'"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
-from joex.client.keyed_model import NO_LIMIT, KeyedJob, keyed_job, name_of, pack
+from joex.client.keyed_model import NO_LIMIT, KeyedJob, keyed_job, name_of, pack, type_and_id
 from joex.client.submissions import invalid
 from joex.client.worker import Worker
 from joex.core.duration import parse_duration
@@ -17,6 +17,8 @@ from joex.core.job import check_name
 from joex.errors import DatabaseUnavailable, InvalidJob, JoexError
 from joex.store import worker_runs
 from joex.store.drivers import AnyConnection
+from joex.store.json_text import json_text, read_json
+from joex.store.keyed import KeyedRow
 
 _RETRY_IN = 1.0  # seconds
 
@@ -67,12 +69,12 @@ class AcceptingWorker(Worker):
                 "wait: expected none with a connection: an open transaction receives no notifications; got both"
             )
         if not patience:
-            return await self._accept(*wanted, connection, patiently=True)
+            return _read(await self._accept(*wanted, connection, patiently=True))
         deadline = asyncio.get_running_loop().time() + patience
         with suppress(DatabaseUnavailable):
             if found := await self._accept(*wanted):
-                return found
-        return await self._accept_later(*wanted, deadline)
+                return _read(found)
+        return _read(await self._accept_later(*wanted, deadline))
 
     async def _accept_in_turn(
         self,
@@ -83,8 +85,8 @@ class AcceptingWorker(Worker):
         turn: Turn | None,
         deadline: float | None = None,
         waits: bool = False,
-    ) -> KeyedJob | None:
-        """As `accept`, for a caller over HTTP: it looks once, or waits for a job.
+    ) -> KeyedRow | None:
+        """As `accept`, for a caller over HTTP: it looks once, or waits for a job. Its payloads are unread.
 
         Args:
             job_type: likewise.
@@ -108,13 +110,13 @@ class AcceptingWorker(Worker):
         connection: AnyConnection | None = None,
         *,
         patiently: bool = False,
-    ) -> KeyedJob | None:
+    ) -> KeyedRow | None:
         """Take a job, or none. If this call is cancelled in the middle, it gives the job back."""
 
-        async def take() -> KeyedJob | None:
+        async def take() -> KeyedRow | None:
             async with self._connections.using(connection, patiently=patiently) as used:
                 found = await worker_runs.accept(used, queue, 1, worker, limit)
-            return replace(keyed_job(found[0]), lock_id=found[0].lock_id) if found else None
+            return found[0] if found else None
 
         if connection is not None:
             return await take()
@@ -125,7 +127,7 @@ class AcceptingWorker(Worker):
             with suppress(JoexError):  # the job's timeout frees it then
                 job = await taking
                 if job is not None and job.lock_id is not None:
-                    await self.give_back(job.type, job.id, job.lock_id)
+                    await self.give_back(*type_and_id(job), job.lock_id)
             raise
 
     async def _accept_later(
@@ -135,7 +137,7 @@ class AcceptingWorker(Worker):
         limit: bytes | None,
         deadline: float,
         turn: Turn | None = None,
-    ) -> KeyedJob | None:
+    ) -> KeyedRow | None:
         waiters = self._connections.accept_waiters
         while True:
             poll_at = deadline
@@ -162,6 +164,13 @@ class AcceptingWorker(Worker):
                         return None
             if turn is not None and turn.locked():
                 waiters.wake(queue)  # another worker may look earlier
+
+
+def _read(row: KeyedRow | None) -> KeyedJob | None:
+    if row is None:
+        return None
+    data, opts = read_json(json_text("data", row.data)), read_json(json_text("opts", row.opts))
+    return replace(keyed_job(replace(row, data=data, opts=opts)), lock_id=row.lock_id)
 
 
 def _wanted(job_type: Any, max_priority: Any, worker: str) -> tuple[str, str, bytes | None]:

@@ -19,7 +19,7 @@ from joex.errors import InvalidJob
 from joex.store import keyed
 from joex.store.drivers import AnyConnection
 from joex.store.json_text import json_text
-from joex.store.keyed import KeyedRow
+from joex.store.keyed import OPTIONS, KeyedRow
 from joex.store.statement import Connection
 from joex.store.worker_runs import Report
 
@@ -33,7 +33,6 @@ STATES: dict[str, JobState] = {
     "running": "running",
     **dict.fromkeys(FINISHED, "finished"),
 }
-_KNOWN = ("priority", "data", "cancel", "resubmit")
 NO_LIMIT: Any = object()
 """The caller gave no value (None is a value)."""
 
@@ -96,23 +95,31 @@ class KeyedJob:
 
 def keyed_job(row: KeyedRow) -> KeyedJob:
     """A job from a row of the database."""
-    opts: dict[str, Any] = {**row.opts, "data": row.data}
+    return KeyedJob(
+        *type_and_id(row),
+        {**row.opts, "data": row.data, **known_opts(row)},
+        STATES[row.state],
+        row.id,
+        row.attempt,
+        trace_context=row.trace_context,
+    )
+
+
+def type_and_id(row: KeyedRow) -> tuple[Any, Any]:
+    """The type and the id of a job."""
+    return tuples.from_name(row.type), row.id if row.key is None else tuples.unpack(row.key)
+
+
+def known_opts(row: KeyedRow) -> dict[str, Any]:
+    """The options of a job that are set, besides its data and its free fields."""
+    opts: dict[str, Any] = {}
     if row.rank:
         opts["priority"] = tuples.unpack(row.rank)
     if row.cancel_requested:
         opts["cancel"] = True
     if row.resubmit_requested:
         opts["resubmit"] = True
-    job_id = row.id if row.key is None else tuples.unpack(row.key)
-    return KeyedJob(
-        tuples.from_name(row.type),
-        job_id,
-        opts,
-        STATES[row.state],
-        row.id,
-        row.attempt,
-        trace_context=row.trace_context,
-    )
+    return opts
 
 
 def to_text(value: Any) -> str:
@@ -143,7 +150,7 @@ def checked(
     if progress is not None and not (isinstance(progress, int | float) and 0 <= progress <= 100):  # noqa: PLR2004 - a percentage
         raise InvalidJob(f"progress: expected 0 to 100; got {progress!r}")
     check_texts(message=message)
-    free = {name: value for name, value in opts.items() if name not in _KNOWN}
+    free = {name: value for name, value in opts.items() if name not in OPTIONS}
     return Report(
         data=None if data is None else json_text("data", data),
         opts=json_text("opts", free) if free else None,

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from joex.http.bodies import JsonRequest
 from joex.http.caller import caller_of, needs_of, refuse_if_gone, refuse_if_revoked
 from joex.http.dependencies import has_line
+from joex.http.passed_on import PassedOn
 from joex.http.slow_callers import until_read
 from joex.http.state import CALLER, UNREAD
 from joex.http.turns import OF_BODY, Pace, Turns, counted, held, refuse
@@ -32,8 +33,9 @@ others, and keeps so many answers in memory."""
 MOST_WAITING = 600
 """Of all, calls that wait for a job: beside as many idle workers, runs can still report. The tenants share these."""
 MOST_AT_WORK = 4
-"""Calls of a tenant that is bound that are parsed and answered at a time, besides lists, changes (`joex.http.turns`)
-and calls for a job: those of others find a connection to the database, and wait for few of them in the event loop."""
+"""Calls of a tenant that is bound that are parsed and answered at a time, and as many reports of runs, besides lists,
+changes (`joex.http.turns`) and calls for a job: those of others find a connection to the database, and wait for few of
+them in the event loop."""
 _WAITS = "/api/v1/accept"
 _REPORTS = frozenset({"/api/v1/update", "/api/v1/finish", "/api/v1/give-back"})
 MOST_UNJUDGED = 50
@@ -78,19 +80,25 @@ class Route(APIRoute):
                 most = MOST_OF_TENANT if caller.bounds.are_set else inf
                 unread: ExitStack = getattr(request.state, UNREAD)
                 with calls.served(caller.tenant, most, unread, may_wait=may_wait, reports=reports):
+                    # (Reports have turns and a pace of their own: others submit what a worker is answered, and its
+                    # runs would lose their jobs. Other calls of the tenant wait for what its reports cost, too.)
+                    pacers = ((caller.tenant, "reports"), caller.tenant) if reports else (caller.tenant,)
                     if caller.bounds.are_set:
                         if takes_turns:
-                            at_work = calls.at_work.of(caller.tenant, MOST_AT_WORK)
+                            at_work = calls.at_work.of(pacers[0], MOST_AT_WORK)
                             await turn.enter_async_context(held(at_work, request.app.state.closing))
-                        await calls.pace.wait(caller.tenant, request.app.state.closing)
+                        await calls.pace.wait(pacers[0], request.app.state.closing)
                         # (Before the next one of its calls goes on; and also if this one is refused later.)
-                        calls.pace.count(caller.tenant, await whole.body(), OF_BODY)
+                        for one in pacers:
+                            calls.pace.count(one, await whole.body(), OF_BODY)
                         async with calls.to_begin.beginning(caller.tenant, request.app.state.closing):
                             await refuse_if_revoked(request)  # likewise
                             await refuse_if_gone(whole)
                     response = await handle(whole)
                     if caller.bounds.are_set:
-                        calls.pace.count(caller.tenant, bytes(response.body))
+                        own = response.own if isinstance(response, PassedOn) else bytes(response.body)
+                        for one in pacers:
+                            calls.pace.count(one, own, passed=len(response.body) - len(own))
                     return response
 
         return judge_and_handle

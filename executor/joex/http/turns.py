@@ -83,10 +83,10 @@ class Pace:
     def __init__(self) -> None:
         self._paid_at: dict[Hashable, float] = {}  # when the seconds of these will have passed
 
-    def count(self, tenant: Hashable, text: bytes, of_byte: float = 1.0) -> None:
-        """Count a body, or an answer, JSON."""
+    def count(self, tenant: Hashable, text: bytes, of_byte: float = 1.0, *, passed: int = 0) -> None:
+        """Count a body, or an answer, JSON; with so many bytes whose parts count nothing (`joex.http.passed_on`)."""
         parts = _OF_PART * (text.count(b",") + text.count(b"[")) + _OF_OBJECT * text.count(b"{")
-        cost = of_byte * (len(text) + parts)
+        cost = of_byte * (len(text) + parts) + passed
         now = asyncio.get_running_loop().time()
         self._paid_at[tenant] = max(now, self._paid_at.get(tenant, now)) + cost / ANSWERED_PER_SECOND
 

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
-from joex.client.keyed_model import KeyedJob, TypeTimeout, name_of
+from joex.client.keyed_model import TypeTimeout, known_opts, name_of, type_and_id
+from joex.core import tuples
 from joex.core.access import Scope
 from joex.core.text import cut
 from joex.core.trace_context import headers_of
@@ -24,6 +25,7 @@ from joex.http.dependencies import Done, TheClient, TheTurn, refusals
 from joex.http.disconnect import unless_disconnected
 from joex.http.errors import problems
 from joex.http.keyed import RUN_REFUSALS, Ok, Reported, ShownOpts, TheJobs, answered, named, refused
+from joex.http.passed_on import PassedOn, members, readable
 from joex.http.route import Calls, Route
 from joex.http.turns import MOST_ACCEPTING, PacedTurn, Turns
 from joex.http.values import Shown
@@ -31,6 +33,8 @@ from joex.http.worker_models import AcceptBody, FinishBody, RunBody, TimeoutBody
 from joex.store import keyed, runs
 from joex.store.errors import translated
 from joex.store.job_logs import attempts
+from joex.store.json_text import json_text
+from joex.store.keyed import KeyedRow
 from joex.store.statement import Connection
 
 routes = APIRouter(route_class=Route, tags=["workers"], responses=problems(503))
@@ -72,11 +76,10 @@ class Timeouts(BaseModel):
 @routes.post(
     "/api/v1/accept",
     response_model=Accepted,
-    response_model_exclude_unset=True,
     responses=refusals() | {204: {"description": "There is no job now"}},
     dependencies=[needs(Scope.WORK)],
 )
-async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request: Request) -> Accepted | Response:
+async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request: Request) -> Response:
     """Take the next job of a type, to run it yourself.
 
     The job belongs to this run as long as it reports (update) within the timeout of the type, by default within 60
@@ -110,11 +113,7 @@ async def accept_job(body: AcceptBody, jobs: TheJobs, caller: TheCaller, request
             raise
     if job is None or await _is_given_back(job, jobs, request):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
-    opts = ShownOpts.model_validate(job.opts)
-    trace = {} if job.trace_context is None else headers_of(job.trace_context)
-    return Accepted(
-        job=job.job, lock_id=_lock_of(job), attempt=job.attempt, type=job.type, id=job.id, opts=opts, **trace
-    )
+    return _accepted(job)
 
 
 @routes.post("/api/v1/update", response_model=Reported, responses=RUN_REFUSALS, dependencies=[needs(Scope.WORK)])
@@ -186,7 +185,20 @@ async def set_timeout(body: TimeoutBody, jobs: TheJobs, turn: TheTurn) -> Done:
     return Done("the type has no timeout" if taken_away else "the timeout of the type is set")
 
 
-async def _is_given_back(job: KeyedJob, jobs: KeyedJobs, request: Request) -> bool:
+def _accepted(job: KeyedRow) -> PassedOn:
+    """An answer as `Accepted` describes it."""
+    job_type, job_id = type_and_id(job)
+    names = {"type": tuples.to_json(job_type), "id": tuples.to_json(job_id)}
+    head = members({"job": job.id, "lock_id": job.lock_id, "attempt": job.attempt, **names})
+    known = members({name: tuples.to_json(value) for name, value in known_opts(job).items()})
+    trace = members({} if job.trace_context is None else headers_of(job.trace_context))
+    data, free = readable(json_text("data", job.data)), readable(json_text("opts", job.opts))[1:-1]
+    opts = b",".join(part for part in (b'"data":%b' % data, known, free) if part)
+    content = b",".join(part for part in (head, b'"opts":{%b}' % opts, trace) if part)
+    return PassedOn(b"{%b}" % content, own=head + known + trace)
+
+
+async def _is_given_back(job: KeyedRow, jobs: KeyedJobs, request: Request) -> bool:
     """Give a job back if its worker has hung up in the meantime."""
     if not await request.is_disconnected():
         return False
@@ -194,12 +206,12 @@ async def _is_given_back(job: KeyedJob, jobs: KeyedJobs, request: Request) -> bo
     return True
 
 
-async def _give_back(job: KeyedJob, jobs: KeyedJobs) -> None:
+async def _give_back(job: KeyedRow, jobs: KeyedJobs) -> None:
     with judged_by(None):  # also when its worker's token is revoked
-        await jobs.give_back(job.type, job.id, _lock_of(job))
+        await jobs.give_back(*type_and_id(job), _lock_of(job))
 
 
-def _lock_of(job: KeyedJob) -> UUID:
+def _lock_of(job: KeyedRow) -> UUID:
     assert job.lock_id is not None  # noqa: S101 - it was accepted
     return job.lock_id
 

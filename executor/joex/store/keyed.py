@@ -5,7 +5,7 @@ These functions take ids and priorities packed (`joex.core.tuples`), and types a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
@@ -51,7 +51,9 @@ _FIND = statement("SELECT joex_private.find($1::text, $2::bytea)")
 _REMOVE = statement("SELECT joex.remove($1::uuid)")
 _RESUBMIT = statement("SELECT joex_private.resubmit($1::uuid)")
 _FIELDS = frozenset(KeyedRow.__match_args__)
-_PAYLOADS = {"data": "args::text", "opts": "opts::text"}
+OPTIONS = ("priority", "data", "cancel", "resubmit")
+"""The options of a job; its other fields are free. (SQL may have given a free one such a name.)"""
+_PAYLOADS = {"data": "args::text", "opts": f"(opts - '{{{', '.join(OPTIONS)}}}'::text[])::text"}
 _AS_TEXT = {"type": "task", "group": "grp", "state": "state::text"}
 COLUMNS = columns(KeyedRow, **_AS_TEXT, **_PAYLOADS)
 """What a statement selects for `row_of`."""
@@ -218,11 +220,11 @@ async def active(
     return [row["key"] for row in rows]
 
 
-def row_of(row: Any) -> KeyedRow:
-    """A row of the database with the `COLUMNS`, or the `_HEADS`."""
+def row_of(row: Any, read: Callable[[str], Any] = read_json) -> KeyedRow:
+    """A row of the database with the `COLUMNS`, or the `_HEADS`; ``read`` makes objects of the texts of payloads."""
     values: dict[str, Any] = dict.fromkeys(_PAYLOADS)
     values.update((name, value) for name, value in row.items() if name in _FIELDS)
-    values["data"] = None if values["data"] is None else read_json(values["data"])
-    values["opts"] = {} if values["opts"] is None else read_json(values["opts"])
+    values["data"] = None if values["data"] is None else read(values["data"])
+    values["opts"] = {} if values["opts"] is None else read(values["opts"])
     values["id"], values["lock_id"] = id_of(values["id"]), id_of(values["lock_id"])
     return KeyedRow(**values)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from joex.core.json_values import Written
 from joex.store.errors import translated
 from joex.store.keyed import COLUMNS, KeyedRow, row_of
 from joex.store.statement import Connection, id_of, statement
@@ -57,10 +58,10 @@ async def find(connection: Connection, job_type: str, key: bytes, lock_id: UUID)
 
 
 async def accept(connection: Connection, queue: str, most: int, worker: str, max_rank: bytes | None) -> list[KeyedRow]:
-    """Take the next jobs of a queue for a worker; none whose rank is above ``max_rank``."""
+    """Take the next jobs of a queue for a worker; none whose rank is above ``max_rank``. Their payloads are unread."""
     with translated():
         rows = await connection.fetch(_ACCEPT, queue, most, worker, max_rank)
-    return [row_of(row) for row in rows]
+    return [row_of(row, Written) for row in rows]
 
 
 async def update(connection: Connection, job_id: UUID, lock_id: UUID, report: Report) -> tuple[str, bool]:
