@@ -89,6 +89,11 @@ class Slots:
         return bool(self.marking())
 
 
+def fail() -> bool:
+    """A mark that fails."""
+    raise JoexError("another transaction holds the row")
+
+
 @pytest.fixture
 async def slots() -> AsyncIterator[Slots]:
     slots = Slots()
@@ -164,9 +169,6 @@ async def test_a_suspect_that_can_not_be_marked_is_given_back_and_others_are_tak
 ) -> None:
     """Without the mark it could kill any number of executors. A tenant may keep the row of its job locked."""
 
-    def fail() -> bool:
-        raise JoexError("the database is away")
-
     slots.marking = fail
     suspect = slots.start(suspect=True)
     await slots.settled()
@@ -191,3 +193,50 @@ async def test_a_suspect_that_waits_can_be_interrupted(slots: Slots, why: Interr
     slots.runner.release([suspect])
     assert slots.runner.free == 3
     slots.runner.release([other])
+
+
+async def test_when_a_mark_has_failed_the_next_suspects_wait_in_their_slots_and_keep_no_other_job_from_its_own(
+    slots: Slots,
+) -> None:
+    """A tenant that keeps the rows of its suspects locked could close executors for one after the other."""
+    slots.marking = fail
+    first = slots.start(suspect=True)
+    await slots.settled()
+    slots.marking = lambda: True
+    second = slots.start(suspect=True)
+    await slots.settled()
+    assert (slots.of(first), slots.of(second), slots.runner.free) == (["marked", "waiting"], [], 2)
+    other = slots.start(suspect=False)
+    await slots.settled()
+    assert slots.of(other) == ["begins", "success"]
+    slots.runner.interrupt(slots.runner.runs[second.lock_id], Interruption.GIVE_BACK)
+    await slots.settled()
+    assert slots.of(second) == ["waiting"]
+
+
+async def test_a_suspect_runs_alone_when_the_pause_after_a_failed_mark_is_over_though_the_end_of_that_is_not_written(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(marks, "_WRITTEN_WITHIN", 0.05)
+    slots.runner.close()
+    slots = Slots()
+    slots.marking = fail
+    slots.start(suspect=True)
+    await slots.settled()
+    slots.marking = lambda: True
+    two = slots.start(suspect=True), slots.start(suspect=True)
+    await eventually(lambda: sorted(map(slots.of, two)) == [["marked", "begins", "success"], ["waiting"]])
+    slots.runner.close()
+
+
+async def test_a_suspect_that_has_ended_unstarted_lets_others_in_though_its_end_can_not_be_written(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "_WRITTEN_WITHIN", 0.05)
+    slots.start(suspect=False)
+    suspect = slots.start(suspect=True)
+    await slots.settled()
+    slots.runner.interrupt(slots.runner.runs[suspect.lock_id], Interruption.CANCEL)
+    await slots.room.wait()
+    assert (slots.of(suspect), slots.runner.free) == (["cancelled"], 2)

@@ -3,6 +3,9 @@
 A suspect, a job that executors died with, keeps its slot unstarted until all other runs here have ended, and the
 executor takes no jobs until the suspect has ended: if this executor dies too, that job is the cause
 (docs/why/adr/0030). Both waits have a time limit, because runs may wait for each other's jobs.
+
+A tenant may keep the rows of its suspects locked, so that none can be marked. So when the mark of one has failed, the
+next ones wait, each in its slot and beside others, before the executor is closed for them: longer each time.
 """
 
 from __future__ import annotations
@@ -13,9 +16,16 @@ from contextlib import suppress
 from uuid import UUID
 
 from joex.core.job import TakenJob
+from joex.errors import JoexError
 from joex.runtime.run import Run
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
+_WRITTEN_WITHIN = 2.0  # seconds that both wait for the end of a run to be written: its row may stay locked
+_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 960.0  # seconds from a mark that failed until the next suspect
+
+
+class NotAlone(JoexError):
+    """A suspect can't run now: there is another one."""
 
 
 class Marks:
@@ -33,8 +43,11 @@ class Marks:
         self._runs = runs
         self._mark_start = mark_start
         self._on_room = on_room
+        self._loop = asyncio.get_running_loop()
         self._suspect: Run | None = None  # runs alone, or waits to do so
-        self._is_alone = asyncio.Event()
+        self._changed = asyncio.Event()  # a run has ended, or its end is written
+        self._not_before = 0.0  # when the next suspect may close the executor
+        self._pause = _FIRST_PAUSE
 
     @property
     def is_room(self) -> bool:
@@ -45,36 +58,68 @@ class Marks:
         """Keep a suspect. False: there is one already."""
         if self._suspect is not None:
             return False
-        self._suspect = run
+        if self._loop.time() >= self._not_before:
+            self._suspect = run
         return True
+
+    def ended(self, run: Run) -> None:
+        """The end of a run is handed over, to be written."""
+        self._changed.set()
+        if run is self._suspect:
+            self._loop.call_later(_WRITTEN_WITHIN, self.let_others_in, run)
 
     def released(self, run: Run) -> None:
         """The slot of a run is free."""
         if run is self._suspect:
             self._suspect = None
-        if len(self._runs) == 1:
-            self._is_alone.set()
+        self._changed.set()
 
-    async def mark(self, job: TakenJob) -> bool | None:
+    async def mark(self, run: Run) -> bool | None:
         """Mark the start of a run, that of a suspect when no other one is left here; None: it has lost its job.
 
         Raises:
             JoexError: it could not be marked.
         """
-        if job.suspect:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_ALONE_FOR):
-                    while len(self._runs) > 1:
-                        self._is_alone.clear()
-                        await self._is_alone.wait()
-        if not await self._mark_start(job):
-            return None
-        if job.suspect:
-            asyncio.get_running_loop().call_later(_ALONE_FOR, self.let_others_in, job)
+        job = run.job
+        if not job.suspect:
+            return True if await self._mark_start(job) else None
+        if self._suspect is not run:
+            while (left := self._not_before - self._loop.time()) > 0:  # noqa: ASYNC110 - time passes
+                await asyncio.sleep(left)
+            if self._suspect is not None:
+                raise NotAlone(f"job {job.id} waits for another one that is to run alone")
+            self._suspect = run
+        try:
+            await self._until_alone(run)
+            if not await self._mark_start(job):
+                return None
+        except JoexError:
+            self._not_before = self._loop.time() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self.let_others_in(run)
+            raise
+        self._pause = _FIRST_PAUSE
+        self._loop.call_later(_ALONE_FOR, self.let_others_in, run)
         return True
 
-    def let_others_in(self, job: TakenJob) -> None:
-        """Take jobs beside this one, if it is the suspect."""
-        if self._suspect is not None and self._suspect.job is job:
+    async def _until_alone(self, run: Run) -> None:
+        for seconds, is_in_the_way in ((_ALONE_FOR, _may_run), (_WRITTEN_WITHIN, _is_there)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while any(is_in_the_way(other) for other in self._runs.values() if other is not run):
+                        self._changed.clear()
+                        await self._changed.wait()
+
+    def let_others_in(self, run: Run) -> None:
+        """Take jobs beside this run, if it is the suspect."""
+        if run is self._suspect:
             self._suspect = None
             self._on_room()
+
+
+def _may_run(run: Run) -> bool:
+    return not run.has_ended or run.is_cleaning_up
+
+
+def _is_there(_: Run) -> bool:
+    return True

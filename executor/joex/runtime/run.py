@@ -22,6 +22,7 @@ class Run:
         "args",
         "args_text",
         "context",
+        "has_ended",
         "interruptible",
         "interruption",
         "is_cleaning_up",
@@ -46,6 +47,7 @@ class Run:
         self.interruption: Interruption | None = None
         self.interruptible = False  # the task's code is at an await, or in a process, and may be interrupted there
         self.is_executing = False  # the task's code is running, on the loop, in a thread or in a process
+        self.has_ended = False  # its end is handed over, to be written
         self.is_cleaning_up = False  # its end is written, and its cancel handler runs
         self.kill: Callable[[], object] | None = None  # ends its process, or the wait of its cancel handler
 

@@ -244,9 +244,8 @@ class Runner:
     async def _until_marked(self, run: Run) -> str | Outcome | None:
         """Mark a run; returns the arguments that came with it."""
         try:
-            marked = await _before_it_starts(run, self._marks.mark(run.job))
+            marked = await _before_it_starts(run, self._marks.mark(run))
         except JoexError:
-            self._marks.let_others_in(run.job)  # its code does not run, and its row may stay locked for long
             return Outcome(Ending.GIVEN_BACK)
         return marked if isinstance(marked, Outcome) else run.job.args
 
@@ -290,6 +289,8 @@ class Runner:
 
     def _end(self, run: Run, outcome: Outcome, result: str | None = None, message: str | None = None) -> None:
         """Hand over how a run ended; with the result as JSON text, and its message."""
+        run.has_ended = True
+        self._marks.ended(run)
         has_committed = run.has_committed
         if run.interruption is Interruption.LOST and not has_committed:
             self._finisher.forget(run.job)
