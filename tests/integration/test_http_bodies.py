@@ -192,6 +192,97 @@ async def test_while_a_large_body_is_parsed_other_calls_are_served(http, monkeyp
     assert len(answer.json()["ids"]) == 200
 
 
+@pytest.fixture
+def in_the_loop(monkeypatch):
+    """The values whose texts were made in the event loop, or read there."""
+    values: list[Any] = []
+
+    def note(name: str) -> None:
+        call = getattr(json_texts, name)
+
+        def noted(value: Any, **more: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                values.append(value)
+            return call(value, **more)
+
+        monkeypatch.setattr(json_texts, name, noted)
+
+    for name in ("to_json", "from_json"):
+        note(name)
+    return values
+
+
+VALUE = {"x": [[], {"": [0.5, "\u4e2d\n", None]}] * 5000, "y": {"x": [True, -1]}}
+
+
+@pytest.mark.parametrize(
+    ("call", "fields"),
+    [
+        ("POST /api/v1/jobs", {"task": "t", "args": VALUE}),
+        ("POST /jobber/queue", {"type": "t", "payload": VALUE}),
+        ("POST /jobber/queue", {"type": "t", "payload": [VALUE]}),
+        ("POST /api/v1/keyed/add", {"type": "t", "id": 1, "opts": {"data": VALUE, "free": VALUE, "priority": 1}}),
+        ("POST /api/v1/job/{waiting}/args", {"args": VALUE}),
+        ("PUT /api/v1/periodic/x", {"task": "t", "timer": "yearly", "args": VALUE}),
+        ("POST /api/v1/update", {"opts": {"data": VALUE, "free": VALUE, "priority": 1}}),
+        ("POST /api/v1/finish", {"opts": {"data": VALUE, "free": VALUE, "priority": 1}, "result": VALUE}),
+        ("POST /api/v1/finish", {"result": [VALUE]}),
+        ("POST /api/v1/finish", {"result": "y" * 100_000}),
+    ],
+)
+async def test_large_values_of_jobs_become_texts_beside_the_event_loop_and_are_stored_as_they_are(
+    http, connection, in_the_loop, call, fields
+):
+    method, path = call.split()
+    waiting = (await http.post("/api/v1/jobs", json={"task": "t"})).json()["id"]
+    await http.post("/api/v1/keyed/add", json={"type": "w", "id": 1})
+    run = (await http.post("/api/v1/accept", json={"type": "w"})).json()
+    if path in ("/api/v1/update", "/api/v1/finish"):
+        fields = {"job": run["job"], "lock_id": run["lock_id"], **fields}
+    del in_the_loop[:]
+    answer = await http.request(method, path.format(waiting=waiting), json=fields)
+    assert answer.is_success, answer.text
+    assert in_the_loop == []
+    [(found,)] = await connection.fetch("""
+        SELECT jsonb_agg(v)::text FROM (
+            SELECT args AS v FROM joex_private.job UNION ALL SELECT opts FROM joex_private.job
+            UNION ALL SELECT result FROM joex_private.job UNION ALL SELECT args FROM joex_private.periodic_task
+        ) AS t WHERE length(v::text) > 1000
+    """)
+    opts = fields.get("opts", {})
+    given = [fields.get("args"), opts.get("data"), opts and {"free": opts["free"]}, fields.get("result")]
+    if payload := fields.get("payload"):
+        given.append(payload if payload is VALUE else {"payload": payload})
+    assert json.loads(found) == [one for one in given if one]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"result": [[[[]] * 9] * 9] * 6000}, "result: at most 1000000 bytes; got more: store it elsewhere"),
+        ({"result": {"x": "y" * 1_200_000}}, "result: at most 1000000 bytes; got more: store it elsewhere"),
+        ({"opts": {"data": {"x": "y" * 1_200_000}}}, "data: at most 1000000 bytes; got more: store it elsewhere"),
+        ({"opts": {"x": "y" * 1_200_000}}, "opts: at most 1000000 bytes; got more: store it elsewhere"),
+        ({"log": [[]] * 50_000}, "body: more than 10000 lists and objects where none are"),
+        ({"result": ["\0", "y" * 100_000]}, "result: must not contain a NUL character"),
+    ],
+)
+async def test_values_of_runs_that_can_not_be_stored_are_refused_before_their_texts_are_made(
+    http, connection, in_the_loop, fields, told
+):
+    await connection.execute("SELECT joex.set_largest('result', 1000000)")
+    answer = await http.post("/api/v1/finish", json={"job": NO_JOB, "lock_id": NO_JOB, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith(told)
+    assert in_the_loop == []
+
+
+async def test_a_run_may_report_more_log_lines_and_errors_than_arguments_may_have(http):
+    long = {"log": ["y" * 90_000] * 20, "error": "y" * 1_500_000}
+    answer = await http.post("/api/v1/finish", json={"job": NO_JOB, "lock_id": NO_JOB, **long})
+    assert answer.status_code == 409
+
+
 async def test_while_the_arguments_of_many_jobs_are_written_other_calls_are_served(http, client, monkeypatch):
     begun, done = threading.Event(), threading.Event()
 

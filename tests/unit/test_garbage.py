@@ -4,12 +4,13 @@ import gc
 import json
 import os
 import threading
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
-from joex import garbage
+from joex import InvalidJob, garbage
 from joex.garbage import collection_paused
 from joex.http import bodies
 from joex.store.bounded import read_each
@@ -52,6 +53,34 @@ def test_while_a_large_value_is_read_no_garbage_is_collected(read, collections):
     assert kept
     assert len(found) <= 1  # afterwards, where the value is kept
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"args": %s}', '{"payload": %s}', '{"payload": [%s]}', '{"result": %s}', '{"opts": {"data": %s}}',
+        '{"opts": {"free": %s}}', '{"log": %s}', '{"args": [%s]}', "[%s]",
+        '{"args": %s, "x": NaN}', '{"args": %s} x', '{"args": %s, "args": 1}',
+        '{"args": %s, "opts": {"data": {"x": "\\u0000"}}}', '{"result": %s, "args": {"x": "\\ud800"}}',
+    ],
+)  # fmt: skip
+def test_when_the_pause_for_a_large_body_ends_its_lists_and_objects_are_gone(body, monkeypatch):
+    """The collector walked over five million lists, one in another, for nine seconds."""
+    left: list[int] = []
+
+    @contextmanager
+    def paused():
+        with collection_paused():
+            before = len(gc.get_objects())
+            yield
+            left.append(len(gc.get_objects()) - before)
+
+    monkeypatch.setattr(bodies, "collection_paused", paused)
+    monkeypatch.setattr(bodies, "_LARGEST_IN_C", 1000)
+    with suppress(ValueError, InvalidJob):
+        kept = bodies._read((body % json.dumps(MANY)).encode(), None, is_of_many=False)
+        assert kept is not None
+    assert left[-1] < 1000
 
 
 def test_the_pause_ends_with_its_last_reader_in_whichever_thread():

@@ -38,7 +38,19 @@ def test_a_result_that_is_too_large_as_text_is_not_read_back(monkeypatch):
 
 
 def test_a_result_of_exactly_the_limit_is_taken():
-    assert json_text("result", ["x" * 996], 1000) == '["' + "x" * 996 + '"]'
+    digits = int("1" * 998)
+    assert json_text("result", [digits], 1000) == f"[{digits}]"
+    with pytest.raises(InvalidJob, match=r"^result: at most 1000 bytes; got 1001: "):
+        json_text("result", [10 * digits], 1000)
+
+
+@pytest.mark.parametrize("value", [[[]] * 126, [{}] * 126, {"": [[[]] * 41] * 3}, [["x" * 248] * 4]])
+def test_a_result_that_is_too_large_as_jsonb_by_the_number_of_its_lists_is_refused_before_its_text_is_made(
+    monkeypatch, value
+):
+    monkeypatch.setattr(json_texts, "to_json", never)
+    with pytest.raises(InvalidJob, match=r"^result: at most 1000 bytes; got more: "):
+        json_text("result", value, 1000)
 
 
 def test_no_part_of_a_value_with_tuples_is_looked_at_alone(monkeypatch):

@@ -33,6 +33,8 @@ STATES: dict[str, JobState] = {
     "running": "running",
     **dict.fromkeys(FINISHED, "finished"),
 }
+FREE: Any = object()
+"""The name, in options, of the free fields that are here as their text (`joex.core.json_values.Written`)."""
 NO_LIMIT: Any = object()
 """The caller gave no value (None is a value)."""
 
@@ -150,7 +152,7 @@ def checked(
     if progress is not None and not (isinstance(progress, int | float) and 0 <= progress <= 100):  # noqa: PLR2004 - a percentage
         raise InvalidJob(f"progress: expected 0 to 100; got {progress!r}")
     check_texts(message=message)
-    free = {name: value for name, value in opts.items() if name not in OPTIONS}
+    free = opts[FREE] if FREE in opts else {name: value for name, value in opts.items() if name not in OPTIONS}
     return Report(
         data=None if data is None else json_text("data", data),
         opts=json_text("opts", free) if free else None,

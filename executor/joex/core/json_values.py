@@ -33,7 +33,8 @@ _LONGEST = 100
 """The most characters of a name, or of a path, in a message."""
 _CONTAINERS = frozenset((list, tuple, dict))
 _WITH_LENGTH = _CONTAINERS | {str}
-_LOOKED_INTO = 100_000
+LOOKED_INTO = 100_000
+"""The parts of a value that are counted within a few milliseconds."""
 
 
 def find_fault(value: Any, most: int | None = None) -> tuple[str, str] | None:
@@ -57,17 +58,18 @@ class _EnoughError(Exception):
     """As many parts have been looked at as may be."""
 
 
-def is_longer(value: Any, most: int) -> bool:
-    """Whether a value certainly has more than so many bytes as JSON, by the lengths of its lists, dicts and texts.
+def is_longer(value: Any, most: int, look_into: int = LOOKED_INTO) -> bool:
+    """Whether a value certainly has more than so many bytes as jsonb, by the lengths of its lists, dicts and texts.
 
-    It costs little where the text would take seconds: it does not look into more parts than `_LOOKED_INTO`.
+    It costs little where the text would take seconds: it does not look into more parts than ``look_into``.
     """
-    least, left, level = 0, _LOOKED_INTO, [value] if type(value) in _CONTAINERS else []
+    least, left, level = 0, look_into, [value] if type(value) in _CONTAINERS else []
     while level:
         inner: list[Any] = []
         for part in level:
             kind = type(part)
-            least += len(part) * (1 if kind is str else 5 if kind is dict else 2)  # as in `{"":1,` and `[1,`
+            # (A list or object has four bytes, and four for each value and each name, besides what these have.)
+            least += len(part) if kind is str else 4 + len(part) * (8 if kind is dict else 4)
             if least > most:
                 return True
             if kind is not str and left > 0:
@@ -97,7 +99,7 @@ def shown(value: object) -> str:
 
 
 class Written(dict[str, Any]):
-    """An object, not empty, that is here as its JSON text alone: as millions of parts it would take hundreds of MB."""
+    """A value, not an empty object, that is here as its JSON text alone: as parts, 10 MB would take 300."""
 
     __slots__ = ("text",)
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope
 
+from joex.client.keyed_model import FREE
 from joex.core.json_values import Written
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
 from joex.garbage import collection_paused
@@ -26,7 +27,8 @@ from joex.http.errors import RETRY_AFTER, cut, told
 from joex.http.models import MOST_AT_ONCE, JobBody
 from joex.http.turns import Turns, held
 from joex.store.json_text import json_text
-from joex.store.runs import size_limits
+from joex.store.keyed import OPTIONS
+from joex.store.runs import SizeLimits, size_limits
 
 LARGE = 100_000
 """Bytes of a body that takes more than a few milliseconds to parse. A tenant that is bound has one such body parsed and
@@ -41,6 +43,8 @@ _LIMITED_BELOW = ("/api/v1/job/", "/api/v1/periodic/")
 _CHECKED_FROM = 1_000_000
 _OTHER_FIELDS = 20_000
 """More than the other fields of such a body have."""
+_MOST_OTHERS = 10_000
+"""Lists and objects of a large body besides values of jobs: a type, an id and a priority may have 1000 each."""
 _NO_TEXT = b" \t\r\n\0"
 _LARGEST_IN_C = 1_200_000
 """Characters: arguments of the usual limit, in a tenth of a second."""
@@ -78,9 +82,8 @@ class JsonRequest(Request):
         if is_large and caller.bounds.are_set:
             alone = self.app.state.turns.of((caller.tenant, "large"), 1)
             await self._turn.enter_async_context(held(alone, self.app.state.closing))
-        largest = await self._check_size(body) if is_large else None
-        write = partial(_written, largest=largest) if is_of_many else None
-        read = partial(parse, body, finite=is_large, write=write)
+        limits = await self._check_size(body) if is_large else None
+        read = partial(_read, body, limits, is_of_many=is_of_many)
         try:
             return await run_in_threadpool(read) if is_large or is_of_many else read()
         except json.JSONDecodeError:
@@ -94,21 +97,21 @@ class JsonRequest(Request):
             )
             raise HTTPException(400, detail) from error
 
-    async def _check_size(self, body: bytes) -> int | None:
-        """The limit of a value, if this body may have one that is larger."""
+    async def _check_size(self, body: bytes) -> SizeLimits | None:
+        """The limits of values, if this body may have one that is larger."""
         path = self.scope["path"]
         values = _LIMITED.get(path, 1 if path.startswith(_LIMITED_BELOW) else 0)
         least = least_size(body) - _OTHER_FIELDS
-        if not (values or path == _MANY) or least <= _CHECKED_FROM:
+        if least <= _CHECKED_FROM:
             return None
         try:
             async with self.app.state.client.using() as connection:
-                limit = (await size_limits(connection)).args
+                limits = await size_limits(connection)
         except (DatabaseUnavailable, ConfigError) as error:
             raise HTTPException(503, told(error, await caller_of(self)), RETRY_AFTER) from error
-        if values and least > values * limit:
-            raise HTTPException(400, _too_large(limit, f"a body of {len(body)}"))
-        return limit
+        if values and least > values * limits.args:
+            raise HTTPException(400, _too_large(limits.args, f"a body of {len(body)}"))
+        return limits
 
 
 def _too_large(limit: int, got: str) -> str:
@@ -116,6 +119,58 @@ def _too_large(limit: int, got: str) -> str:
         f"args: at most {limit} bytes; got {got}: store it elsewhere and pass a reference, or raise the limit with "
         "joex.set_largest"
     )
+
+
+def _read(body: bytes, limits: SizeLimits | None, *, is_of_many: bool) -> Any:
+    """The value in a body; of a large one, with texts in place of its values of jobs, all of whose parts are gone.
+
+    The collector of garbage would walk over them, with all threads stopped, as soon as its pause ends: over five
+    million lists, one in another, for four seconds, and again some time later.
+    """
+    is_large = len(body) > LARGE
+    write = partial(_written, largest=None if limits is None else limits.args) if is_of_many else None
+    with collection_paused() if is_large else nullcontext():
+        try:
+            if not is_large or is_of_many:
+                return parse(body, finite=is_large, write=write)
+            return _with_texts(parse(body, finite=True), limits)
+        except (InvalidJob, ValueError, RecursionError) as error:
+            failed = error.with_traceback(None)  # (the frames have the parts, and so have those of its causes)
+            failed.__cause__ = failed.__context__ = None
+    raise failed
+
+
+def _with_texts(body: Any, limits: SizeLimits | None) -> Any:
+    """A body that has texts, checked, in place of its values of jobs. What is wrong in another way FastAPI refuses.
+
+    Raises:
+        InvalidJob: a value can't be stored, or is larger than its limit; or others have too many parts.
+    """
+    if not isinstance(body, dict):
+        return () if isinstance(body, list) else body  # an empty tuple is as wrong
+
+    def text(field: str, value: Any, most: int | None) -> Written:
+        return Written(json_text(field, value, most, most or 0))  # (beside the event loop, it may count all parts)
+
+    args, result = (None, None) if limits is None else (limits.args, limits.result)
+    if isinstance(body.get("payload"), list):
+        body["payload"] = {"payload": body["payload"]}
+    opts = body["opts"] if isinstance(body.get("opts"), dict) else {}
+    if free := {name: opts.pop(name) for name in [*opts] if name not in OPTIONS}:
+        opts[FREE] = text("opts", free, args)
+    for values, name, field in (body, "args", "args"), (body, "payload", "args"), (opts, "data", "data"):
+        if isinstance(values.get(name), dict) and values[name]:
+            values[name] = text(field, values[name], args)
+    if body.get("result") is not None:
+        body["result"] = text("result", body["result"], result)
+    left, others = _MOST_OTHERS, [body]
+    while others:
+        other = others.pop()
+        inner = [each for each in (other.values() if type(other) is dict else other) if type(each) in (dict, list)]
+        if (left := left - len(inner)) < 0:
+            raise InvalidJob(f"body: more than {_MOST_OTHERS} lists and objects where none are")
+        others += inner
+    return body
 
 
 def _written(nr: int, job: Any, text: str, *, largest: int | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from joex.core.json_values import Written, as_dict, find_fault, is_longer, listed
+from joex.core.json_values import LOOKED_INTO, Written, as_dict, find_fault, is_longer, listed
 from joex.errors import InvalidJob
 from joex.garbage import collection_paused
 
@@ -19,7 +19,7 @@ _LARGE = 100_000
 _PLAIN = frozenset((str, bool, NoneType))
 
 
-def json_text(field: str, value: Any, most: int | None = None) -> str:
+def json_text(field: str, value: Any, most: int | None = None, look_into: int = LOOKED_INTO) -> str:
     """A value as JSON text, from which a reader gets the same value (see `joex.core.json_values`).
 
     Raises:
@@ -28,7 +28,7 @@ def json_text(field: str, value: Any, most: int | None = None) -> str:
     """
     if type(value) is Written:
         return value.text
-    if most is not None and is_longer(value, most):
+    if most is not None and is_longer(value, most, look_into):
         raise _too_large(field, most, "more")
     try:
         written = to_json(value, inf_nan_mode="null", fallback=as_dict)
