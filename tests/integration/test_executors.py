@@ -564,6 +564,29 @@ async def test_a_run_whose_timeout_has_ended_counts_for_its_group_until_its_exec
         assert sorted(job.group for job in taken) == ["acme", "acme", "zoo", "zoo"]
 
 
+async def test_the_end_of_an_executor_wakes_another_for_a_group_whose_limit_its_overrun_used_up(
+    bench, another_connection
+):
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await stats.set_group(bench.connection, "acme", "default", max_running=1)
+    executor, another = await bench.executor("one"), await bench.executor("another")
+    await bench.submit("acme")
+    run = await bench.take_one(executor)
+    await bench.start(run)
+    await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+    await timeouts.recover_overdue(bench.connection)
+    # The executor has noted this already: it holds the job no more.
+    await executors.note_overruns(bench.connection, executor, [run], [])
+    assert await bench.take(another) == []
+    await executors.fall_asleep(bench.connection, another)
+    listener, heard = await another_connection(), asyncio.Event()
+    await listener.add_listener("joex_wake", lambda *_: heard.set())
+    await end(bench, executor)
+    async with asyncio.timeout(30):
+        await heard.wait()
+    assert [job.group for job in await bench.take(another)] == ["acme"]
+
+
 async def test_a_worker_that_puts_back_the_overdue_run_of_an_executor_keeps_it_from_no_end(bench, another_connection):
     """The worker may leave its transaction open. What it has noted of the run goes with a later search."""
     await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")

