@@ -5,7 +5,8 @@ executor takes no jobs until the suspect has ended: if this executor dies too, t
 (docs/why/adr/0030). Both waits have a time limit, because runs may wait for each other's jobs.
 
 A tenant may keep the rows of its suspects locked, so that none can be marked. So when the mark of one has failed, the
-next ones wait, each in its slot and beside others, before the executor is closed for them: longer each time.
+next ones wait, each in its slot and beside others, and are given back: the pause until the executor is closed for one
+again is longer each time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 960.0  # seconds from a mark that failed un
 
 
 class NotAlone(JoexError):
-    """A suspect can't run now: there is another one."""
+    """A suspect has waited beside others, and is given back: a later take may keep it."""
 
 
 class Marks:
@@ -55,7 +56,7 @@ class Marks:
         return self._suspect is None
 
     def keep(self, run: Run) -> bool:
-        """Keep a suspect. False: there is one already."""
+        """Keep a suspect, which closes the executor unless a mark has failed lately. False: there is one already."""
         if self._suspect is not None:
             return False
         if self._loop.time() >= self._not_before:
@@ -84,11 +85,10 @@ class Marks:
         if not job.suspect:
             return True if await self._mark_start(job) else None
         if self._suspect is not run:
+            # (Only a take closes the executor: it tells the database, so that no submission wakes this one.)
             while (left := self._not_before - self._loop.time()) > 0:  # noqa: ASYNC110 - time passes
                 await asyncio.sleep(left)
-            if self._suspect is not None:
-                raise NotAlone(f"job {job.id} waits for another one that is to run alone")
-            self._suspect = run
+            raise NotAlone(f"job {job.id} has waited for its turn to run alone")
         try:
             await self._until_alone(run)
             if not await self._mark_start(job):

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 class Overruns:
-    """The service that tells the database which runs of an executor have a slot and no job.
-
-    What it could not tell in time the check of runs with a heartbeat makes good: see `check_runs` in SQL.
-    """
+    """The service that tells the database which runs of an executor have a slot and no job."""
 
     def __init__(self, pool: asyncpg.Pool[Any], executor_id: int, emit: Emit) -> None:
         self._pool = pool
@@ -39,10 +36,10 @@ class Overruns:
 
     def began(self, job: TakenJob) -> None:
         """The run of this job goes on without it."""
-        if job.lock_id not in self._counted:
-            self._counted.add(job.lock_id)
-            self._begun.append(job)
-            self._some.set()
+        # (Again with each heartbeat: an earlier check of runs, or a fail-over, may have deleted what was told.)
+        self._counted.add(job.lock_id)
+        self._begun.append(job)
+        self._some.set()
 
     def over(self, jobs: Iterable[TakenJob]) -> None:
         """The slots of the runs of these jobs are free."""

@@ -11,6 +11,8 @@ from joex import periodic_scheduler
 from joex.errors import DatabaseUnavailable
 from joex.periodic_scheduler import PeriodicScheduler
 from joex.store import periodic_due
+from joex.store.periodic import TaskKey
+from joex.store.periodic_due import FIRST_TURN
 from joex_operator.control.periodic_scheduler import SchedulerService
 from joex_operator.metrics import OperatorMetrics
 
@@ -52,8 +54,9 @@ async def test_decisions_that_the_database_does_not_take_count_as_work_and_its_w
     async def next_in(*_: object, **__: object) -> float:
         return 0.0
 
-    async def due(*_: object, **__: object) -> tuple[list[Any], str]:
-        return 200 * [SimpleNamespace(schedule="daily", now="now")], ""
+    async def due(*_: object, **__: object) -> tuple[list[Any], tuple[str, str]]:
+        key = TaskKey("a", "default", "default")
+        return 200 * [SimpleNamespace(key=key, schedule="daily", now="now")], FIRST_TURN
 
     def decided(*_: object) -> None:
         nonlocal worked

@@ -53,10 +53,11 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Whether this job is a suspect beside which its executor takes nothing: until its code has run for a minute (_ALONE_FOR in runtime/marks.py).
+-- Whether this job is a suspect beside which its executor takes nothing: for the minute in which it waits for others, and until its code has
+-- run for a minute (_ALONE_FOR in runtime/marks.py; one that waits for longer does so beside others).
 CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
-    SELECT j.suspect AND (j.state = 'scheduled' OR j.started_at > clock_timestamp() - interval '1 minute')
+    SELECT j.suspect AND CASE j.state WHEN 'scheduled' THEN j.scheduled_at ELSE j.started_at END > clock_timestamp() - interval '1 minute'
     FROM joex_private.job j WHERE j.id = p_id $$;
 
 -- The place of a job after a run that ends in this state. A resubmission sends the job to the end of the line, whatever the state;

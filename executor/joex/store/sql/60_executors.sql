@@ -32,8 +32,8 @@ BEGIN
     WHERE e.id = p_id AND e.left_at IS NULL RETURNING e.app_id INTO v_app_id;
     IF FOUND THEN
         DELETE FROM joex_private.lease l WHERE l.executor_id = p_id;
+        PERFORM joex_private.get_up(p_id);      -- (first: the next statement wakes who is asleep)
         PERFORM joex_private.end_overruns(p_id, ARRAY(SELECT o.lock_id FROM joex_private.overrun o WHERE o.executor_id = p_id));
-        PERFORM joex_private.get_up(p_id);
         PERFORM joex_private.notify_operators(v_app_id);
         PERFORM joex_private.announce_executor('executor-left', p_id);
     END IF;

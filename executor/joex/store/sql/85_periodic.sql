@@ -288,7 +288,8 @@ END $$;
 -- The tasks that need a decision, group by group of each queue, for when there are more than a scheduler decides at once (p_most): of each
 -- group equally many of those without a next time, and of those that are due. (Groups of one name in two queues may belong to two tenants.) It
 -- begins with the group after p_after (queue, grp), and ends when p_most groups had a turn, or when it has passed over twenty times as many.
--- Returns with each task the group where the next call goes on: {"", ""} if that is the first one. No task: a row without an id. Not of these owners (p_not_of), and not these tasks. The cost is bounded by p_most.
+-- Returns with each task the group where the next call goes on: {"", ""} if that is the first one. No task: a row without an id. Not of these
+-- owners (p_not_of), and not these tasks. The cost is bounded by p_most.
 -- (Both orders name the group, and all bounds are those of rows: only one index has these, whatever the statistics say.)
 CREATE OR REPLACE FUNCTION joex_private.periodic_in_turn(
     p_most integer, p_after text[], p_not_of text[], p_ids text[], p_queues text[], p_grps text[]
