@@ -137,7 +137,10 @@ def _read(body: bytes, limits: SizeLimits | None, *, is_of_many: bool) -> Any:
         except (InvalidJob, ValueError, RecursionError) as error:
             failed = error.with_traceback(None)  # (the frames have the parts, and so have those of its causes)
             failed.__cause__ = failed.__context__ = None
-    raise failed
+    try:
+        raise failed
+    finally:
+        del failed  # (its traceback has this frame: the collector alone would end that cycle, late)
 
 
 def _with_texts(body: Any, limits: SizeLimits | None) -> Any:

@@ -5,8 +5,8 @@ executor takes no jobs until the suspect has ended: if this executor dies too, t
 (docs/why/adr/0030). Both waits have a time limit, because runs may wait for each other's jobs.
 
 A tenant may keep the rows of its suspects locked, so that none can be marked. So when the mark of one has failed, the
-next ones wait, each in its slot and beside others, and are given back: the pause until the executor is closed for one
-again is longer each time.
+next ones of its group wait, each in its slot and beside others, and are given back: the pause until the executor is
+closed for one again is longer each time.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Marks:
         self._loop = asyncio.get_running_loop()
         self._suspect: Run | None = None  # runs alone, or waits to do so
         self._changed = asyncio.Event()  # a run has ended, or its end is written
-        self._not_before = 0.0  # when the next suspect may close the executor
-        self._pause = _FIRST_PAUSE
+        # When the next suspect of a group in a queue may close the executor, and the pause after the next failure.
+        self._pauses: dict[tuple[str, str], tuple[float, float]] = {}
 
     @property
     def is_room(self) -> bool:
@@ -59,15 +59,23 @@ class Marks:
         """Keep a suspect, which closes the executor unless a mark has failed lately. False: there is one already."""
         if self._suspect is not None:
             return False
-        if self._loop.time() >= self._not_before:
+        if self._left(run.job) <= 0:
             self._suspect = run
         return True
+
+    def _left(self, job: TakenJob) -> float:
+        not_before, _ = self._pauses.get((job.queue, job.group), (0.0, 0.0))
+        return not_before - self._loop.time()
 
     def ended(self, run: Run) -> None:
         """The end of a run is handed over, to be written."""
         self._changed.set()
         if run is self._suspect:
-            self._loop.call_later(_WRITTEN_WITHIN, self.let_others_in, run)
+            self._loop.call_later(_WRITTEN_WITHIN, self._let_others_in_if_over, run)
+
+    def _let_others_in_if_over(self, run: Run) -> None:
+        if not run.is_cleaning_up:
+            self.let_others_in(run)
 
     def released(self, run: Run) -> None:
         """The slot of a run is free."""
@@ -86,7 +94,7 @@ class Marks:
             return True if await self._mark_start(job) else None
         if self._suspect is not run:
             # (Only a take closes the executor: it tells the database, so that no submission wakes this one.)
-            while (left := self._not_before - self._loop.time()) > 0:  # noqa: ASYNC110 - time passes
+            while (left := self._left(job)) > 0:  # noqa: ASYNC110 - time passes
                 await asyncio.sleep(left)
             raise NotAlone(f"job {job.id} has waited for its turn to run alone")
         try:
@@ -94,16 +102,21 @@ class Marks:
             if not await self._mark_start(job):
                 return None
         except JoexError:
-            self._not_before = self._loop.time() + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            _, pause = self._pauses.get((job.queue, job.group), (0.0, _FIRST_PAUSE))
+            self._pauses[job.queue, job.group] = self._loop.time() + pause, min(2 * pause, _LONGEST_PAUSE)
             self.let_others_in(run)
             raise
-        self._pause = _FIRST_PAUSE
+        self._pauses.pop((job.queue, job.group), None)
         self._loop.call_later(_ALONE_FOR, self.let_others_in, run)
         return True
 
     async def _until_alone(self, run: Run) -> None:
-        for seconds, is_in_the_way in ((_ALONE_FOR, _may_run), (_WRITTEN_WITHIN, _is_there)):
+        # (A run may turn out to be cancelled when its end is written, and clean up.)
+        for seconds, is_in_the_way in (
+            (_ALONE_FOR, _may_run),
+            (_WRITTEN_WITHIN, _is_there),
+            (_ALONE_FOR, _may_run),
+        ):
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     while any(is_in_the_way(other) for other in self._runs.values() if other is not run):

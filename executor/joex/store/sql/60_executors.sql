@@ -316,7 +316,7 @@ BEGIN
     FOR v_queue IN
         WITH ended AS (DELETE FROM joex_private.overrun o WHERE o.executor_id = p_executor AND o.lock_id = ANY (p_locks) RETURNING o.queue)
         SELECT e.queue AS name, count(*) AS runs FROM ended e GROUP BY e.queue LOOP
-        PERFORM joex_private.wake(v_queue.name, v_queue.runs);
+        PERFORM joex_private.wake(v_queue.name, v_queue.runs) WHERE joex_private.has_runnable(v_queue.name);
     END LOOP;
 END $$;
 
@@ -338,7 +338,6 @@ CREATE OR REPLACE FUNCTION joex_private.check_runs(p_id integer, p_ids uuid[], p
 RETURNS TABLE (draining boolean, lost uuid[], ended uuid[], cancel uuid[], crowded boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
-DECLARE
 BEGIN
     -- (An executor that has ended registers again: the new registration has no request to drain.)
     draining := EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_id AND e.draining AND e.left_at IS NULL);
