@@ -12,11 +12,12 @@ import joex
 from joex.core.events import RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Interruption
-from joex.errors import JoexError
+from joex.errors import DatabaseUnavailable
 from joex.runtime import marks
 from joex.runtime.finisher import End
 from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
+from joex.store.errors import Locked
 from tests.support.waiting import eventually
 
 app = joex.App()
@@ -91,7 +92,7 @@ class Slots:
 
 def fail() -> bool:
     """A mark that fails."""
-    raise JoexError("another transaction holds the row")
+    raise Locked("another transaction holds the row")
 
 
 @pytest.fixture
@@ -168,7 +169,6 @@ async def test_a_suspect_that_can_not_be_marked_is_given_back_and_others_are_tak
     slots: Slots,
 ) -> None:
     """Without the mark it could kill any number of executors. A tenant may keep the row of its job locked."""
-
     slots.marking = fail
     suspect = slots.start(suspect=True)
     await slots.settled()
@@ -195,9 +195,7 @@ async def test_a_suspect_that_waits_can_be_interrupted(slots: Slots, why: Interr
     slots.runner.release([other])
 
 
-async def test_when_a_mark_has_failed_the_next_suspects_wait_in_their_slots_and_keep_no_other_job_from_its_own(
-    slots: Slots,
-) -> None:
+async def test_when_the_row_of_a_suspect_was_locked_the_next_ones_of_its_group_wait_beside_others(slots: Slots) -> None:
     """A tenant that keeps the rows of its suspects locked could close executors for one after the other."""
     slots.marking = fail
     first = slots.start(suspect=True)
@@ -214,7 +212,21 @@ async def test_when_a_mark_has_failed_the_next_suspects_wait_in_their_slots_and_
     assert slots.of(second) == ["waiting"]
 
 
-async def test_when_the_pause_after_a_failed_mark_is_over_a_suspect_runs_alone_though_other_ends_are_not_written(
+async def test_a_mark_that_failed_while_the_database_was_away_delays_no_suspect(slots: Slots) -> None:
+    def fail_once() -> bool:
+        slots.marking = lambda: True
+        raise DatabaseUnavailable("it restarts")
+
+    slots.marking = fail_once
+    first = slots.start(suspect=True)
+    await slots.settled()
+    slots.runner.release([first])
+    second = slots.start(suspect=True)
+    await slots.settled()
+    assert (slots.of(first), slots.of(second)) == (["marked", "waiting"], ["marked", "begins", "success"])
+
+
+async def test_when_the_pause_after_a_locked_row_is_over_a_suspect_runs_alone_though_other_ends_are_not_written(
     slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marks, "_FIRST_PAUSE", 0.05)

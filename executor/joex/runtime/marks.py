@@ -4,8 +4,8 @@ A suspect, a job that executors died with, keeps its slot unstarted until all ot
 executor takes no jobs until the suspect has ended: if this executor dies too, that job is the cause
 (docs/why/adr/0030). Both waits have a time limit, because runs may wait for each other's jobs.
 
-A tenant may keep the rows of its suspects locked, so that none can be marked. So when the mark of one has failed, the
-next ones of its group wait, each in its slot and beside others, and are given back: the pause until the executor is
+A tenant may keep the rows of its suspects locked, so that none can be marked. So when that has kept one from its mark,
+the next ones of its group wait, each in its slot and beside others, and are given back: the pause until the executor is
 closed for one again is longer each time.
 """
 
@@ -19,10 +19,11 @@ from uuid import UUID
 from joex.core.job import TakenJob
 from joex.errors import JoexError
 from joex.runtime.run import Run
+from joex.store.errors import Locked
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _WRITTEN_WITHIN = 2.0  # seconds that both wait for the end of a run to be written: its row may stay locked
-_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 960.0  # seconds from a mark that failed until the next suspect
+_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 960.0  # seconds from a row that was locked until the next suspect of its group
 
 
 class NotAlone(JoexError):
@@ -56,7 +57,7 @@ class Marks:
         return self._suspect is None
 
     def keep(self, run: Run) -> bool:
-        """Keep a suspect, which closes the executor unless a mark has failed lately. False: there is one already."""
+        """Keep a suspect, which closes the executor unless one of its group was locked lately. False: there is one."""
         if self._suspect is not None:
             return False
         if self._left(run.job) <= 0:
@@ -101,9 +102,10 @@ class Marks:
             await self._until_alone(run)
             if not await self._mark_start(job):
                 return None
-        except JoexError:
-            _, pause = self._pauses.get((job.queue, job.group), (0.0, _FIRST_PAUSE))
-            self._pauses[job.queue, job.group] = self._loop.time() + pause, min(2 * pause, _LONGEST_PAUSE)
+        except JoexError as error:
+            if isinstance(error, Locked):
+                _, pause = self._pauses.get((job.queue, job.group), (0.0, _FIRST_PAUSE))
+                self._pauses[job.queue, job.group] = self._loop.time() + pause, min(2 * pause, _LONGEST_PAUSE)
             self.let_others_in(run)
             raise
         self._pauses.pop((job.queue, job.group), None)

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -284,8 +284,9 @@ class Runner:
         return task
 
     def _watch_tail(self, run: Run) -> None:
-        # (In tests the code of processes runs in threads.)
-        self._loop.call_soon_threadsafe(self._loop.call_later, _TAIL, self.count_overruns, [run.job.lock_id])
+        # (The code may run in a thread, and that thread may outlast this executor, and its event loop.)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.call_later, _TAIL, self.count_overruns, [run.job.lock_id])
 
     def _end(self, run: Run, outcome: Outcome, result: str | None = None, message: str | None = None) -> None:
         """Hand over how a run ended; with the result as JSON text, and its message."""
