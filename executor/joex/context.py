@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import traceback
@@ -12,6 +13,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 from uuid import UUID
@@ -37,6 +39,8 @@ A_co = TypeVar("A_co", covariant=True)
 S_co = TypeVar("S_co", covariant=True)
 
 _EVENT_LOCK = threading.Lock()
+_BLOCK: ContextVar[object] = ContextVar("block", default=None)
+"""The block in which code is that has, or had, a connection."""
 
 ExcInfo: TypeAlias = (
     bool
@@ -166,6 +170,8 @@ class Context:
         self._largest_result = largest_result
         self._reports = reports
         self._connections = connections
+        self._turn: asyncio.Lock | None = None  # of the blocks of this run: it has one connection at a time
+        self._open: object | None = None  # the block that has it
         self._is_asked_to_end = False
         self._end: threading.Event | None = None  # wakes threads in `wait`
         self.is_finished: bool = False
@@ -263,9 +269,31 @@ class Context:
     def connection(self) -> Block[Connection, SyncConnection]:
         """A connection to the executor's database, for the time of an ``async with`` block.
 
+        A run has one at a time: another block waits until this one has ended.
+
         A plain function that runs in a process writes ``with``, and gets a connection of psycopg.
+
+        Raises:
+            ConfigError: the block is inside of another one of this run.
         """
-        return Block(self._connections.acquire, self._blocking_connection)
+        return Block(self._lent, self._blocking_connection)
+
+    @asynccontextmanager
+    async def _lent(self) -> AsyncIterator[Connection]:
+        # (An asyncio task that is made in a block has the block's variable, too: the block may wait for it.)
+        if self._open is not None and _BLOCK.get() is self._open:
+            raise ConfigError(
+                "this code is in a block that has the connection of its run, and wants another one: end the block of "
+                "ctx.connection() before ctx.transaction(), or use one connection for both"
+            )
+        self._turn = self._turn or asyncio.Lock()
+        async with self._turn, self._connections.acquire() as connection:
+            self._open = object()
+            _BLOCK.set(self._open)
+            try:
+                yield connection
+            finally:
+                self._open = None
 
     def progress(self, percent: float, message: str | None = None) -> None:
         """Report progress: 0 to 100, and a message. Joex writes the latest report in the background."""
@@ -289,7 +317,7 @@ class Context:
     @asynccontextmanager
     async def _transaction(self, result: Any, message: str | None) -> AsyncIterator[Connection]:
         text = self.result_text(result)
-        async with self._connections.acquire() as connection:
+        async with self._lent() as connection:
             async with connection.transaction():
                 yield connection
                 await self._finish(connection, text, message)

@@ -161,7 +161,7 @@ class _Slot:
                 defaults,
                 finisher=slot,
                 reports=slot,
-                connections=connections,
+                connections=lambda _: connections,
                 sync_connections=lambda task: opened if runs_in_process(task, by_default=processes) else None,
                 fetch=lambda job: runs.arguments(connection, job.id, job.lock_id),
                 mark_start=lambda job: runs.mark_start(connection, job.id, job.lock_id),

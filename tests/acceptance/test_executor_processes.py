@@ -409,19 +409,58 @@ async def test_the_groups_share_processes_fairly(house: House, tmp_path: Path) -
     assert order == ["many", "few", "many", "few", *["many"] * 5]
 
 
-async def test_runs_that_wait_for_a_process_start_in_the_order_of_their_takes(house: House, tmp_path: Path) -> None:
-    """It is the fair one."""
-    settings: dict[str, Any] = {"pool_size": 3, "process_slots": 1, "queues": ["own"], "lease": LONG}
+async def test_the_next_process_is_for_the_group_that_has_fewest_of_them(house: House, tmp_path: Path) -> None:
+    """Though the runs of another one, which has its share of the slots, have waited for longer."""
+    settings: dict[str, Any] = {"pool_size": 4, "process_slots": 2, "queues": ["own"], "lease": LONG}
     async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
-        held, _ = await house.begin(tmp_path, "held", queue="own", group="many")
-        many = [await house.client.submit("where", queue="own", group="many") for _ in range(6)]
-        await eventually(lambda: len(inside.executor.running()) == 3, why="two runs wait for a process")
-        few = [await house.client.submit("where", queue="own", group="few") for _ in range(2)]
-        (tmp_path / "held.go").touch()
-        for one in [held, *many, *few]:
+        held = [(await house.begin(tmp_path, name, queue="own", group="many"))[0] for name in ("one", "two")]
+        many = await house.client.submit("where", queue="own", group="many")
+        await eventually(lambda: len(inside.executor.running()) == 3, why="a run waits for a process")
+        few = await house.client.submit("where", queue="own", group="few")
+        await eventually(lambda: len(inside.executor.running()) == 4, why="so does one of another group")
+        (tmp_path / "one.go").touch()
+        for one in (held[0], few, many):
             assert (await inside.ended(one)).verdict.state is State.SUCCESS
+        (tmp_path / "two.go").touch()
+        await inside.ended(held[1])
         started = [event.job.id for event in inside.log.of(RunStarted)]
-    assert started[:4] == [held, *many[:2], few[0]]
+    assert started == [*held, few, many]
+
+
+async def test_processes_are_started_for_the_groups_in_turns(house: House) -> None:
+    """Runs that die need one each, and a group may have hundreds of them in its slots."""
+    settings: dict[str, Any] = {"pool_size": 6, "queues": ["own"], "lease": LONG}
+    async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
+        registration: Any = inside.executor._registration
+        starting = registration.runner._caller._processes._starting
+        async with starting.one_of(("own", "other")):
+            ids = [await house.client.submit("where", queue="own", group="many") for _ in range(4)]
+            await eventually(lambda: len(starting._waiting.get(("own", "many"), ())) == 4, why="they wait")
+            ids.append(await house.client.submit("where", queue="own", group="few"))
+            await eventually(lambda: ("own", "few") in starting._waiting, why="so does this one")
+        assert list(starting._waiting) == [("own", "few"), ("own", "many")]
+        for one in ids:
+            assert (await inside.ended(one)).verdict.state is State.SUCCESS
+
+
+async def test_a_cancel_handler_that_begins_after_the_end_of_its_job_waits_for_a_process(
+    house: House, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"pool_size": 2, "process_slots": 1, "queues": ["own"], "lease": LONG}
+    async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
+        first, _ = await house.begin(tmp_path, "one", queue="own")
+        connection = await asyncpg.connect(house.url)
+        async with connection.transaction():  # the executor hears of the request when its run has ended
+            await connection.fetchval("SELECT joex.cancel($1)", first)
+            (tmp_path / "one.go").touch()
+            _, process = await house.begin(tmp_path, "two", queue="own")
+        await connection.close()
+        registration: Any = inside.executor._registration
+        await eventually(lambda: bool(registration.runner._in_processes._waiting), why="the handler waits")
+        assert not (tmp_path / "one.cancelled").exists()
+        assert process.is_running()
+        (tmp_path / "two.go").touch()
+        assert await said(tmp_path, "one.cancelled")
 
 
 async def test_plain_functions_run_in_processes_by_default_if_the_executor_says_so(house: House) -> None:

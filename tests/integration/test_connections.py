@@ -17,6 +17,7 @@ import joex
 from joex import Client
 from joex.core.events import DatabaseTrouble, RunStarted, TroubleOver
 from joex.errors import ConfigError, DatabaseUnavailable
+from joex.store import task_connections
 from joex.store.database import close_pool, connect, create_pool, lent
 from joex.store.task_connections import TaskConnections
 from tests.support.apps import AnyClient
@@ -249,39 +250,100 @@ async def test_a_run_that_is_cancelled_while_its_silent_link_is_reset_leaves_its
         assert job.state == "success"
 
 
-@pytest.mark.parametrize("others", [0, 1])
-async def test_a_run_that_would_wait_for_a_second_connection_for_ever_fails(database_url, others):
-    """Each connection is held by a run that waits for one more: the last one of them gives way."""
-    app, held = joex.App(), asyncio.Barrier(1 + others)
+@pytest.mark.parametrize("where", ["in the block", "in a task that was made there"])
+async def test_a_block_inside_of_another_one_of_its_run_fails(database_url, where):
+    """A run has one connection at a time. Those who waited for a second one would wait for each other."""
+    app = joex.App()
 
     @app.task("nested", retries=0)
     async def nested(ctx):
-        async with ctx.connection():
-            await held.wait()
+        async def finish():
             async with ctx.transaction():
                 pass
 
-    async with client_of(database_url) as client, executor_inside(app, database_url, pool_size=1 + others):
-        ids = [await client.submit("nested") for _ in range(1 + others)]
-        jobs = await client.wait_many(ids, timeout=PATIENCE)
-        assert sorted(job.state for job in jobs) == ["failed", *["success"] * others]
-        assert "but holds one already" in next(job.error for job in jobs if job.state == "failed")
+        async with ctx.connection():
+            await (finish() if where == "in the block" else asyncio.create_task(finish()))
+
+    async with client_of(database_url) as client, executor_inside(app, database_url, pool_size=2):
+        job = await client.wait(await client.submit("nested"), timeout=PATIENCE)
+        assert job.state == "failed"
+        assert "is in a block that has the connection of its run" in job.error
 
 
-async def test_blocks_of_one_run_may_wait_for_each_others_connection(database_url):
-    app = joex.App()
+@pytest.fixture
+async def six(database_url, monkeypatch):
+    """Six connections for the tasks of more slots, of them one for groups that have none."""
+    monkeypatch.setattr(task_connections, "_FOR_NEW", 1)
+    tasks = await create_pool(database_url, most=6, for_tasks=True)
+    yield TaskConnections(tasks, 10)
+    await close_pool(tasks)
+
+
+class Blocks:
+    """Blocks of tasks, each with its connection, or waiting for one."""
+
+    def __init__(self, connections):
+        self._connections = connections
+        self._begun = []
+        self.having = []
+
+    async def begin(self, groups):
+        """Begin a block for each of these groups."""
+        for group in groups:
+            end = asyncio.Event()
+            self._begun.append((group, end, asyncio.create_task(self._block(group, end))))
+            await asyncio.sleep(0)
+
+    async def _block(self, group, end):
+        async with self._connections.of("q", group).acquire():
+            self.having.append(group)
+            await end.wait()
+            self.having.remove(group)
+
+    async def end(self, group):
+        """End the first block of this group."""
+        found = next(one for one in self._begun if one[0] == group)
+        self._begun.remove(found)
+        found[1].set()
+        await asyncio.wait_for(found[2], AT_MOST)
+
+
+async def test_a_group_whose_tasks_keep_connections_leaves_some_to_others_and_gets_more_when_they_are_free(six):
+    """For as long as it likes: in transactions of an hour, or that wait for a row which its tenant has locked."""
+    blocks = Blocks(six)
+    await blocks.begin("aaaaaabbb")
+    await eventually(lambda: sorted(blocks.having) == [*"aaaab"], why="one stays free, for a third group")
+    await blocks.begin("c")
+    await eventually(lambda: sorted(blocks.having) == [*"aaaabc"], why="it has come")
+    for group in "ca":
+        await blocks.end(group)
+    await eventually(lambda: sorted(blocks.having) == [*"aaabb"], why="the group with the fewest is next")
+    for _ in range(2):
+        await blocks.end("b")
+    await eventually(lambda: sorted(blocks.having) == [*"aaaab"], why="others go on")
+    await blocks.end("b")
+    await eventually(lambda: sorted(blocks.having) == [*"aaaa"], why="more than that is for others")
+    for _ in range(5):
+        await blocks.end("a")
+
+
+async def test_blocks_of_one_run_have_its_connection_one_after_the_other(database_url):
+    """So a run that asks for many at once leaves each other run its own."""
+    app, sessions = joex.App(), []
 
     @app.task("together", retries=0)
     async def together(ctx):
         async def one():
             async with ctx.connection() as connection:
-                await connection.fetchval("SELECT pg_backend_pid()")
+                sessions.append(await connection.fetchval("SELECT pg_backend_pid()"))
 
         await asyncio.gather(one(), one(), one())
 
-    async with client_of(database_url) as client, executor_inside(app, database_url, pool_size=1):
+    async with client_of(database_url) as client, executor_inside(app, database_url, pool_size=3):
         job = await client.wait(await client.submit("together"), timeout=PATIENCE)
         assert job.state == "success"
+        assert len(sessions) == 3
+        assert len(set(sessions)) == 1
 
 
 async def test_a_statement_that_takes_long_is_left_alone(database_url, monkeypatch):
@@ -478,10 +540,10 @@ async def test_a_statement_that_takes_long_is_left_alone_where_the_others_go_to_
     elsewhere = next(postgres_servers[version] for version in VERSIONS if version != postgres.version)
     url = postgres.tcp_url(database_name)
     tasks, others = await create_pool(url, most=1, for_tasks=True), await create_pool(elsewhere.url("postgres"), most=1)
-    connections = TaskConnections(tasks)
+    connections = TaskConnections(tasks, 1)
     watch = asyncio.create_task(connections.watch(others, url))
     try:
-        async with connections.acquire() as connection:
+        async with connections.of("q", "a").acquire() as connection:
             await connection.fetchval("SELECT pg_sleep($1)", 1)
     finally:
         watch.cancel()

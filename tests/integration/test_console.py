@@ -1877,9 +1877,9 @@ async def test_who_is_revoked_while_a_page_waits_for_a_connection_sees_nothing( 
     monkeypatch.setattr("joex.http.tokens.KEPT_FOR", 0.0)  # each look-up asks the database
     job_id = await client.submit("t")
     async with app_of_command(database_url, monkeypatch) as app, AsyncExitStack() as others:
-        shares: Any = app.state.client.connections._shares
+        shares: Any = app.state.client.connections._places
         for nr in range(connection_shares.MOST_SHARED):
-            await others.enter_async_context(shares.turn_of(connection_shares.Holder(nr)))
+            await others.enter_async_context(shares.one_of(connection_shares.Holder(nr)))
         signed_in = {"Authorization": f"Bearer {await token(Scope.VIEW)}"}
         showing = asyncio.create_task(browse(app=app).get(f"/jobs/{job_id}", headers=signed_in))
         await eventually(lambda: bool(shares._waiting), why="it waits")

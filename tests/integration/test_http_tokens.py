@@ -871,7 +871,7 @@ async def test_calls_of_a_tenant_leave_connections_and_turns_to_others_however_m
 
         def count_is(waits: int) -> bool:
             shared: Any = client.connections
-            return len(shared._shares._waiting) == waits
+            return len(shared._places._waiting) == waits
 
         made: list[asyncio.Task[httpx.Response]] = []
         many, few = [await browser("many") for _ in range(4)], {name: await browser(name) for name in "abc"}
@@ -905,11 +905,11 @@ async def test_a_token_that_is_revoked_while_its_call_waits_for_a_connection_doe
     async with AsyncExitStack() as others, executor_command._client(Settings(), database_url) as client:
         shared: Any = client.connections
         for nr in range(connection_shares.MOST_SHARED):
-            await others.enter_async_context(shared._shares.turn_of(connection_shares.Holder(nr)))
+            await others.enter_async_context(shared._places.one_of(connection_shares.Holder(nr)))
         api = create_api(Settings(api_token=OWNERS), client, Face(), lambda: (b"", "text/plain"))
         async with browse(api, await create("submit", name="web")) as http:
             submitting = asyncio.create_task(http.post("/api/v1/jobs", json={"task": "t"}))
-            await eventually(lambda: bool(shared._shares._waiting), why="it waits")
+            await eventually(lambda: bool(shared._places._waiting), why="it waits")
             assert await tokens.revoke(connection, "web")
             await others.aclose()
             answer = await asyncio.wait_for(submitting, PATIENCE)

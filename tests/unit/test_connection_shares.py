@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack
 import pytest
 
 from joex.http import connection_shares, tokens, turns
-from joex.http.connection_shares import Holder, Shares
+from joex.http.connection_shares import Holder
+from joex.places import Places
 
 
 @pytest.fixture
-def shares(monkeypatch: pytest.MonkeyPatch) -> Shares:
-    monkeypatch.setattr(connection_shares, "MOST_SHARED", 6)
-    return Shares()
+def places() -> Places[Holder]:
+    return Places(6, connection_shares._may)
 
 
 def test_there_are_connections_for_all_that_has_a_bound_of_its_own_beside_those_that_calls_share() -> None:
@@ -24,8 +24,8 @@ def test_there_are_connections_for_all_that_has_a_bound_of_its_own_beside_those_
 class Calls:
     """Calls that have a connection, or wait for one."""
 
-    def __init__(self, shares: Shares) -> None:
-        self._shares = shares
+    def __init__(self, places: Places[Holder]) -> None:
+        self._places = places
         self.having: list[Hashable] = []
         self._open: list[tuple[Hashable, asyncio.Event, asyncio.Task[None]]] = []
 
@@ -36,7 +36,7 @@ class Calls:
         await asyncio.sleep(0)
 
     async def _call(self, tenant: Hashable, end: asyncio.Event, *, is_bound: bool) -> None:
-        async with self._shares.turn_of(Holder(tenant, is_bound)):
+        async with self._places.one_of(Holder(tenant, is_bound)):
             self.having.append(tenant)
             await end.wait()
             self.having.remove(tenant)
@@ -51,8 +51,8 @@ class Calls:
 
 
 @pytest.fixture
-def calls(shares: Shares) -> Calls:
-    return Calls(shares)
+def calls(places: Places[Holder]) -> Calls:
+    return Calls(places)
 
 
 async def test_a_tenant_leaves_connections_to_those_who_have_none_and_the_bound_ones_one_to_the_others(calls):
@@ -91,21 +91,21 @@ async def test_a_connection_that_is_given_back_is_for_who_has_fewest_and_of_equa
 
 
 @pytest.mark.parametrize("has_its_turn", [False, True], ids=["waits", "has just got it"])
-async def test_a_call_that_is_cancelled_keeps_no_turn(shares, has_its_turn):
+async def test_a_call_that_is_cancelled_keeps_no_turn(places, has_its_turn):
     async def wait() -> None:
-        async with shares.turn_of(Holder("late", is_bound=True)):
+        async with places.one_of(Holder("late", is_bound=True)):
             pass
 
     async with AsyncExitStack() as holding:
         for name in "abcde":
-            await holding.enter_async_context(shares.turn_of(Holder(name, is_bound=True)))
+            await holding.enter_async_context(places.one_of(Holder(name, is_bound=True)))
         late = asyncio.create_task(wait())
         await asyncio.sleep(0)
-        assert len(shares._waiting) == 1
+        assert len(places._waiting) == 1
         if has_its_turn:
             await holding.aclose()
-            assert shares._of == {"late": 1}
+            assert places._has == {Holder("late", is_bound=True): 1}
         late.cancel()
         await asyncio.wait([late])
     assert late.cancelled()
-    assert (shares._free, shares._of, shares._waiting) == (6, {}, {})
+    assert (places._free, places._has, places._waiting) == (6, {}, {})

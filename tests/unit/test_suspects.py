@@ -47,7 +47,7 @@ class Slots:
             Defaults(0, timedelta(), None),
             finisher=self,
             reports=nothing,
-            connections=nothing,
+            connections=lambda _: nothing,
             fetch=self._fetch,
             mark_start=self._mark_start,
             largest_result=1000,

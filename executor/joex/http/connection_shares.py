@@ -5,8 +5,6 @@ A call whose turn has come is judged once more: it may have waited for half a mi
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 
 from joex.client.client import Client
 from joex.client.connections import Connections
+from joex.places import Places
 from joex.store.drivers import AnyConnection
 from joex.store.statement import Connection
 
@@ -62,53 +61,9 @@ def judge_no_more() -> None:
     _JUDGE.set(None)
 
 
-class Shares:
-    """Who has how many connections, and whose turn is next: among those who may have one, of whoever has fewest.
-
-    Tenants that are bound leave one to those who are not: the owner finds it however many tenants there are.
-    """
-
-    def __init__(self) -> None:
-        self._free = MOST_SHARED
-        self._of: Counter[Hashable] = Counter()
-        self._waiting: dict[asyncio.Future[None], Holder] = {}
-
-    @asynccontextmanager
-    async def turn_of(self, holder: Holder) -> AsyncIterator[None]:
-        """Held while a call has a connection."""
-        # (This passes over nobody: none of those that wait may have one now, as `_give_back` gives on what it can.)
-        if self._may(holder):
-            self._take(holder)
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting[turn] = holder
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if self._waiting.pop(turn, None) is None:  # its turn has just come
-                    self._give_back(holder)
-                raise
-        try:
-            yield
-        finally:
-            self._give_back(holder)
-
-    def _may(self, holder: Holder) -> bool:
-        return self._free > _FOR_OTHERS * (holder.tenant in self._of) + holder.is_bound
-
-    def _take(self, holder: Holder) -> None:
-        self._free -= 1
-        self._of[holder.tenant] += 1
-
-    def _give_back(self, holder: Holder) -> None:
-        self._free += 1
-        self._of[holder.tenant] -= 1
-        if not self._of[holder.tenant]:
-            del self._of[holder.tenant]
-        while able := [turn for turn, one in self._waiting.items() if not turn.done() and self._may(one)]:
-            turn = min(able, key=lambda one: self._of[self._waiting[one].tenant])  # the first one of equals
-            self._take(self._waiting.pop(turn))
-            turn.set_result(None)
+def _may(holder: Holder, has: int, free: int) -> bool:
+    """Whether this one may have another: bound tenants leave one to others, as the owner must find it in any case."""
+    return free > _FOR_OTHERS * bool(has) + holder.is_bound
 
 
 class _SharedConnections(Connections):
@@ -118,7 +73,7 @@ class _SharedConnections(Connections):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._shares = Shares()
+        self._places: Places[Holder] = Places(MOST_SHARED, _may)
 
     @asynccontextmanager
     async def using(self, given: AnyConnection | None = None, *, patiently: bool = True) -> AsyncIterator[Connection]:
@@ -128,7 +83,7 @@ class _SharedConnections(Connections):
             async with used as connection:
                 yield connection
             return
-        async with self._shares.turn_of(holder):
+        async with self._places.one_of(holder):
             if (judge := _JUDGE.get()) is not None:  # (before it keeps a connection: the look-up needs one)
                 await judge()
             async with used as connection:

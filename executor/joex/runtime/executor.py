@@ -33,7 +33,7 @@ from joex.store.database import POLL_EVERY, borrowed, close_pool, connect, creat
 from joex.store.errors import translate
 from joex.store.migrate import check_schema
 from joex.store.runs import size_limits
-from joex.store.task_connections import TaskConnections
+from joex.store.task_connections import MOST_FOR_TASKS, TaskConnections
 from joex.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ T = TypeVar("T")
 _REFUSED_FOR = 60.0
 """Seconds of refused logins after which an executor drains: only its next start may find another password."""
 _TRY_LOGIN_EVERY = 5.0
-_TASK_CONNECTIONS = 20
 
 
 class Executor:
@@ -156,11 +155,11 @@ class Executor:
             logins=self._logins,
         )
         # Tasks have their own connections, so that their long transactions never keep the services waiting.
-        most = min(self.settings.pool_size, _TASK_CONNECTIONS)
+        most = min(self.settings.pool_size, MOST_FOR_TASKS)
         task_pool = await create_pool(
             self._url, most=most, pooled=polls, name=f"joex tasks {self.app_id}", for_tasks=True
         )
-        task_connections = TaskConnections(task_pool)
+        task_connections = TaskConnections(task_pool, self.settings.pool_size)
         bulk_pool = await create_pool(
             self._url, most=2 * bulk.CONNECTIONS, pooled=polls, name=f"joex bulk {self.app_id}"
         )

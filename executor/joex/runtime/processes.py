@@ -20,7 +20,9 @@ from typing import Any
 from joex import tracing
 from joex.app import App
 from joex.context import RunReports
+from joex.core.job import TakenJob
 from joex.errors import ConfigError
+from joex.places import Places
 from joex.runtime.process_channel import READY, Message, packed
 from joex.runtime.process_handle import LAST_BYTES_WITHIN, Ended, JsonText, Process, ProcessDied, is_closed
 from joex.runtime.run import Run
@@ -50,7 +52,8 @@ class Processes:
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_serving = False
-        self._starting = asyncio.Lock()  # one at a time: a fork takes milliseconds, and the server one processor
+        # One start at a time: a fork takes milliseconds, and the server one processor. Runs that die need one each.
+        self._starting: Places[tuple[str, str]] = Places(1)
         self._idle: list[Process] = []
         self._first = asyncio.ensure_future(self._start_server_first())
 
@@ -85,7 +88,7 @@ class Processes:
             "trace_context": tracing.current(),
         }
         most = 6 * largest_result + 1_000_000  # (JSON in JSON: six bytes for one are the most)
-        async with self._process() as process:
+        async with self._process(run.job) as process:
             run.kill = process.kill
             try:
                 return await process.run(message, run, task, reports, limit=limit, grace=GRACE, largest=most)
@@ -105,7 +108,7 @@ class Processes:
             self._server.wait()
 
     @asynccontextmanager
-    async def _process(self) -> AsyncIterator[Process]:
+    async def _process(self, job: TakenJob) -> AsyncIterator[Process]:
         """A process for one run."""
         process = None
         while self._idle and process is None:
@@ -114,7 +117,7 @@ class Processes:
                 process.close()
                 process = None
         if process is None:
-            async with self._starting:
+            async with self._starting.one_of((job.queue, job.group)):
                 process = await self._start()
         try:
             yield process
@@ -158,7 +161,7 @@ class Processes:
     async def _start_server_first(self) -> None:
         """Load the app before the first run needs it."""
         with suppress(Ended):
-            async with self._starting:
+            async with self._starting.one_of(("", "")):
                 await self._started_server()
 
     async def _started_server(self) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -111,7 +111,7 @@ class Registration:
             Defaults(settings.retries, settings.retry_delay, settings.timeout, settings.retry_jitter),
             finisher=self.finisher,
             reports=self.reports,
-            connections=resources.task_connections,
+            connections=lambda job: resources.task_connections.of(job.queue, job.group),
             fetch=self._fetch,
             mark_start=self._mark_start,
             on_room=lambda: self.taker.wake(),  # noqa: PLW0108 - the taker comes after the runner

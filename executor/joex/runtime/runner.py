@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Interruption, Outcome, decide
 from joex.errors import InvalidJob, JoexError
+from joex.places import Places
 from joex.runtime.calling import Caller
 from joex.runtime.finisher import End, Ends
 from joex.runtime.judge import judged, tell_handlers
@@ -46,7 +47,7 @@ class Runner:
         *,
         finisher: Ends,
         reports: RunReports,
-        connections: ConnectionSource,
+        connections: Callable[[TakenJob], ConnectionSource],
         fetch: Callable[[TakenJob], Coroutine[Any, Any, str | None]],
         mark_start: Callable[[TakenJob], Awaitable[bool]],
         largest_result: int,
@@ -72,7 +73,7 @@ class Runner:
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._caller = Caller(slots, defaults, reports, processes, largest_result)
-        self._process_turns = asyncio.Semaphore(process_slots or slots)
+        self._in_processes: Places[tuple[str, str]] = Places(process_slots or slots)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
         self._marks = Marks(self.runs, mark_start, on_room)
 
@@ -128,9 +129,13 @@ class Runner:
         run.worker = self._loop.create_task(self._clean_up(run, run.task, done), context=run.variables)
 
     async def _clean_up(self, run: Run, task: Task[..., Any], done: Callable[[list[TakenJob]], None]) -> None:
-        run.is_executing = True
         try:
-            await self._caller.call_cancel_handler(run, task)
+            async with AsyncExitStack() as place:
+                if self._caller.is_in_process(task):
+                    run.kill = None if run.worker is None else run.worker.cancel  # while it waits
+                    await self._turn(run.job, place)
+                run.is_executing = True
+                await self._caller.call_cancel_handler(run, task)
         finally:
             run.is_executing = run.is_cleaning_up = False
             done([run.job])
@@ -187,17 +192,16 @@ class Runner:
 
     async def _run_in_turn(self, run: Run) -> None:
         """Run a job in a process, as soon as there are not too many."""
-        has_turn = await _before_it_starts(run, self._turn())
-        if isinstance(has_turn, Outcome):
-            self._end(run, has_turn)
-            return
-        try:
+        async with AsyncExitStack() as place:
+            has_turn = await _before_it_starts(run, self._turn(run.job, place))
+            if isinstance(has_turn, Outcome):
+                self._end(run, has_turn)
+                return
             await self._run(run)
-        finally:
-            self._process_turns.release()
 
-    async def _turn(self) -> Literal[True]:
-        await self._process_turns.acquire()
+    async def _turn(self, job: TakenJob, place: AsyncExitStack) -> Literal[True]:
+        # (Groups of one name in two queues may belong to two tenants.)
+        await place.enter_async_context(self._in_processes.one_of((job.queue, job.group)))
         return True
 
     async def _run(self, run: Run) -> None:
@@ -273,7 +277,7 @@ class Runner:
             job,
             retries=retries,
             reports=self._reports,
-            connections=self._connections,
+            connections=self._connections(job),
             sync_connections=self._sync_connections(task),
             largest_result=self._largest_result,
             on_finished=lambda: self._watch_tail(run),

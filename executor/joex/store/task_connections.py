@@ -6,27 +6,34 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
-from joex.errors import ConfigError, JoexError
+from joex.errors import JoexError
+from joex.places import Places
 from joex.store.connection import BREAKS, Host, drop
 from joex.store.database import SERVICE_WITHIN, borrowed, connect, lent
 from joex.store.errors import translated
 from joex.store.statement import statement
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from asyncpg.pool import PoolConnectionProxy
 
+MOST_FOR_TASKS = 30
+"""Connections of an executor for tasks. Where it has more slots, a group may have one more while it has fewer than
+twice as many as are free: alone it has 20, and those who come then find ten. (Dynamic thresholds, Choudhury and Hahne
+1998: a fixed limit would keep too many free for others that are not there, or too few. Transactions may take hours.)"""
+_OF_FREE = 2
+_FOR_NEW = 6
+"""Of them, those that are for groups that have none: groups that come one after the other would leave ever fewer."""
 _CHECK_EVERY = 5.0
 _HELD = 8_000_000  # bytes of a statement that proxies and kernels on the way hold at most,
 _SLOWEST = 500_000  # and bytes a second with which they pass them on
 
-_NESTED = (
-    "this code waits for a connection, but holds one already, and so does the code that holds each other one: end the "
-    "block of ctx.connection() before ctx.transaction(), or use one connection for both"
-)
+_Group: TypeAlias = tuple[str, str]
 
 _AT_WORK = statement("""
     SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND (state IS NULL OR state NOT LIKE 'idle%')
@@ -39,37 +46,37 @@ class TaskConnections:
     A task's statement may take as long as it likes, so no time limit finds a silent link; nor does TCP, if a proxy
     between still answers. The server knows: it is not at work on the statement that the task awaits. (Nor is it while a
     large argument is on its way to it, or the end of a large result on its way back: then bytes pass.)
+
+    Args:
+        pool: the connections; a run has one at a time.
+        slots: runs at a time.
     """
 
-    def __init__(self, pool: asyncpg.Pool[Any]) -> None:
+    def __init__(self, pool: asyncpg.Pool[Any], slots: int) -> None:
         self._pool = pool
-        self._lent: dict[PoolConnectionProxy[Any], Any] = {}  # each with the asyncio task that has it
-        self._asking: set[Any] = set()  # the asyncio tasks that wait for a connection
+        most = pool.get_max_size()
+        self._places: Places[_Group] = Places(most, None if slots <= most else _may)
+        self._lent: set[PoolConnectionProxy[Any]] = set()
+
+    def of(self, queue: str, group: str) -> _OfGroup:
+        """Those for the tasks of a group of a queue: those of one name in two queues may belong to two tenants."""
+        return _OfGroup(self, (queue, group))
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[PoolConnectionProxy[Any]]:
-        """A connection, for the time of a block.
-
-        Raises:
-            ConfigError: each of them is held by a block in which its asyncio task waits for one more: that is for ever.
-        """
+    async def lend(self, group: _Group) -> AsyncIterator[PoolConnectionProxy[Any]]:
+        """A connection, for the time of a block."""
         connection: Any = None
-        task = asyncio.current_task()
-        try:
-            self._asking.add(task)
-            if len(self._lent) == self._pool.get_max_size() and self._asking.issuperset(self._lent.values()):
-                raise ConfigError(_NESTED)
-            async with lent(self._pool) as connection:
-                self._asking.discard(task)
-                self._lent[connection] = task
-                yield connection
-        except BREAKS:
-            if connection is not None:  # it may be in its reset, for whose answer the pool would wait
-                drop(connection)
-            raise
-        finally:
-            self._asking.discard(task)
-            self._lent.pop(connection, None)
+        async with self._places.one_of(group):
+            try:
+                async with lent(self._pool) as connection:
+                    self._lent.add(connection)
+                    yield connection
+            except BREAKS:
+                if connection is not None:  # it may be in its reset, for whose answer the pool would wait
+                    drop(connection)
+                raise
+            finally:
+                self._lent.discard(connection)
 
     async def watch(self, pool: asyncpg.Pool[Any], url: str) -> None:
         """End connections with silent links, until cancelled.
@@ -104,6 +111,24 @@ class TaskConnections:
         long_ago = asyncio.get_running_loop().time() - _CHECK_EVERY
         found = {one: _Seen.of(one) for one in self._lent}
         return {one: seen for one, seen in found.items() if seen is not None and seen.asked_at < long_ago}
+
+
+def _may(_: _Group, has: int, free: int) -> bool:
+    return not has or (has < _OF_FREE * free and free > _FOR_NEW)
+
+
+class _OfGroup:
+    """A source of connections for the tasks of a group."""
+
+    __slots__ = ("_all", "_group")
+
+    def __init__(self, connections: TaskConnections, group: _Group) -> None:
+        self._all = connections
+        self._group = group
+
+    def acquire(self) -> AbstractAsyncContextManager[PoolConnectionProxy[Any]]:
+        """See `TaskConnections.lend`."""
+        return self._all.lend(self._group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,81 @@
+"""Places that many use and few can have at a time: who may have another one, and whose turn is next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+H = TypeVar("H", bound=Hashable)
+
+
+class Places(Generic[H]):
+    """Of those who wait, and may have one, whoever has fewest gets the next; of equals, each in turn.
+
+    Args:
+        most: how many there are.
+        may: whether a holder may have another one, by how many it has, and how many are free (at least one); None:
+            each may.
+    """
+
+    def __init__(self, most: int, may: Callable[[H, int, int], bool] | None = None) -> None:
+        self._free = most
+        self._may_have = may
+        self._has: Counter[H] = Counter()
+        self._waiting: dict[H, dict[asyncio.Future[None], None]] = {}
+
+    def _may(self, holder: H) -> bool:
+        if self._free == 0 or self._may_have is None:
+            return self._free > 0
+        return self._may_have(holder, self._has[holder], self._free)
+
+    @asynccontextmanager
+    async def one_of(self, holder: H) -> AsyncIterator[None]:
+        """Held while this holder has one."""
+        # (This passes over nobody: none of those that wait may have one now, as `_give_back` gives on what it can.)
+        if self._may(holder):
+            self._take(holder)
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(holder, {})[turn] = None
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.cancelled():
+                    self._leave(holder, turn)
+                else:  # its turn has just come
+                    self._give_back(holder)
+                raise
+        try:
+            yield
+        finally:
+            self._give_back(holder)
+
+    def _take(self, holder: H) -> None:
+        self._free -= 1
+        self._has[holder] += 1
+
+    def _give_back(self, holder: H) -> None:
+        self._free += 1
+        self._has[holder] -= 1
+        if not self._has[holder]:
+            del self._has[holder]
+        while (following := self._next()) is not None:
+            turn = next(iter(self._waiting[following]))
+            self._leave(following, turn)
+            if not turn.done():  # (else it was cancelled a moment ago)
+                self._take(following)
+                turn.set_result(None)
+
+    def _leave(self, holder: H, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.pop(holder, {})
+        turns.pop(turn, None)
+        if turns:
+            self._waiting[holder] = turns  # behind its equals
+
+    def _next(self) -> H | None:
+        # (Nearly always the first one may have it: hundreds may wait.)
+        by_number = sorted(self._waiting, key=self._has.__getitem__) if self._free else []
+        return next((each for each in by_number if self._may(each)), None)
