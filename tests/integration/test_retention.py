@@ -11,7 +11,7 @@ from joex.core.periodic import SYSTEM_OWNER
 from joex.errors import ConfigError
 from joex.runtime import maintenance
 from joex.runtime.maintenance import RETENTION, clean, system_periodic_tasks
-from joex.store import job_logs, jobs, periodic, runs
+from joex.store import executors, job_logs, jobs, periodic, runs
 from joex.store.runs import LogLine
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -194,6 +194,28 @@ async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_lat
     await clean(bench.connection)
     assert await job_logs.job_log(bench.connection, job_id) == []
     assert [line.message for line in await job_logs.job_log(bench.connection, kept)] == ["x", "succeeded"]
+
+
+@pytest.mark.parametrize("how", ["its run ends", "its executor leaves"])
+async def test_the_end_of_a_removed_job_deletes_a_part_of_a_long_log_and_maintenance_the_rest(bench, me, how):
+    """The ends of other tenants' jobs come with it; so do those that an executor had, which come back together."""
+    job_id = await bench.submit()
+    taken = await bench.take_one(me)
+    await bench.connection.execute(
+        """INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
+           SELECT $1, 1, now(), 'info', 'x' FROM generate_series(1, 10003)""",
+        job_id,
+    )
+    assert await bench.connection.fetchval("SELECT joex.remove($1)", job_id) == "ok"
+    if how == "its run ends":
+        await bench.finish(taken)
+    else:
+        await executors.leave(bench.connection, me)
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.job") == 0
+    lines = "SELECT count(*) FROM joex_private.job_log"
+    assert 0 < await bench.connection.fetchval(lines) < 10
+    assert await job_logs.forget_lines(bench.connection, UUID(int=0)) is None
+    assert await bench.connection.fetchval(lines) == 0
 
 
 async def test_lines_are_looked_through_in_parts_until_all_were_seen(bench):

@@ -314,11 +314,14 @@ BEGIN
     END IF;
 END $$;
 
--- Delete each of these jobs that has ended and has a removal request.
+-- Delete each of these jobs that has ended and has a removal request. (What puts back or ends the jobs of others must not wait for a long log:
+-- its other lines, whose job is gone, go with forget_lines.)
 CREATE OR REPLACE FUNCTION joex_private.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
     WITH gone AS (
         DELETE FROM joex_private.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
-    ) DELETE FROM joex_private.job_log l USING gone WHERE l.job_id = gone.id $$;
+    ) DELETE FROM joex_private.job_log d WHERE d.ctid = ANY (ARRAY(
+        SELECT l.ctid FROM gone CROSS JOIN LATERAL (SELECT g.ctid FROM joex_private.job_log g WHERE g.job_id = gone.id OFFSET 0) l
+        LIMIT 10000)) $$;
 
 -- Announce the start of runs that end before their executor has marked them as running. free: the jobs that can end now; null: all.
 -- (Here and below: the caller has checked that there is a subscriber.)
