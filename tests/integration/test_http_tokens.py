@@ -1655,9 +1655,66 @@ async def test_a_worker_whose_token_is_revoked_while_it_waits_gets_no_job(http_a
     assert (job.state, job.losses) == ("waiting", 0)
 
 
+async def test_with_submit_alone_a_token_removes_and_resubmits_keyed_jobs_and_no_others(http_as, client, connection):
+    job_id = await client.submit("t")
+    assert job_id is not None
+    await client.cancel(job_id)
+    names: list[dict[str, Any]] = [{"job": str(job_id)}, {"type": "t", "id": {"uuid": str(job_id)}}]
+    nowhere: list[dict[str, Any]] = [{"job": str(uuid4())}, {"type": "t", "id": {"uuid": str(uuid4())}}]
+    before = await connection.fetchval("SELECT j::text FROM joex_private.job j")
+    everywhere: dict[str, Any] = {}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("remove", {}),
+        ("resubmit", {}),
+        ("resubmit", {"lock_id": str(uuid4())}),
+    ]
+    for bounds in (everywhere, {"groups": ["default"]}):
+        async with http_as("submit", **bounds) as http:
+            for call, more in calls:
+                for name, other in zip(names, nowhere, strict=True):
+                    answer = await http.post(f"/api/v1/keyed/{call}", json=name | more)
+                    same = await http.post(f"/api/v1/keyed/{call}", json=other | more)
+                    assert (answer.status_code, answer.text) == (same.status_code, same.text), (call, name)
+                    assert answer.status_code == (409 if more else 404)
+    assert await connection.fetchval("SELECT j::text FROM joex_private.job j") == before
+    async with http_as("submit") as http:
+        keyed = await client.keyed.add("t", job_id)  # whose id is the UUID of the other job
+        for call in ("resubmit", "remove"):
+            assert (await http.post(f"/api/v1/keyed/{call}", json=names[0])).status_code == 404
+            assert (await http.post(f"/api/v1/keyed/{call}", json=names[1])).json() == {"answer": "ok"}
+        assert await client.get(keyed) is None
+    async with http_as("operate") as http:
+        for call in ("resubmit", "remove"):
+            assert (await http.post(f"/api/v1/keyed/{call}", json=names[0])).json() == {"answer": "ok"}
+    assert await client.get(job_id) is None
+
+
+async def test_a_worker_with_submit_resubmits_the_job_of_its_run_whether_it_is_keyed_or_not(http_as, client):
+    await client.submit("t", queue="t")
+    async with http_as("submit", "work") as http:
+        job = (await http.post("/api/v1/accept", json={"type": "t"})).json()
+        run = {name: job[name] for name in ("job", "lock_id")}
+        assert (await http.post("/api/v1/keyed/resubmit", json=run)).json() == {"answer": "ok"}
+    async with http_as("submit") as http:
+        assert (await http.post("/api/v1/keyed/resubmit", json=run)).json()["answer"] == "worker_conflict"
+
+
+async def test_a_call_by_a_uuid_changes_no_keyed_job_that_has_it_as_its_id(http_as, client):
+    job_id = await client.submit("t", group="acme")
+    assert job_id is not None
+    others = await client.keyed.add("t", job_id, group="other")
+    async with http_as("operate", groups=["acme"]) as http:
+        for call in ("cancel", "resubmit", "remove"):
+            assert (await http.post(f"/api/v1/keyed/{call}", json={"job": str(job_id)})).json() == {"answer": "ok"}
+    assert await client.get(job_id) is None
+    job = await client.get(others)
+    assert job is not None
+    assert job.state == "waiting"
+
+
 async def test_the_audit_names_the_token_of_each_act(http_as, client, connection):
     """Each route with the scope operate that leaves an act, in the transaction of the call."""
-    jobs = [await client.submit("mail.send") for _ in range(4)]
+    jobs = [await client.submit("mail.send") for _ in range(5)]
     await client.periodic.put("p", "mail.send", "daily")
     await connection.execute("DELETE FROM joex_private.act")
     calls: list[tuple[str, str, Any]] = [
@@ -1666,6 +1723,7 @@ async def test_the_audit_names_the_token_of_each_act(http_as, client, connection
         ("POST", f"/api/v1/job/{jobs[1]}/priority", {"priority": "high"}),
         ("POST", f"/api/v1/job/{jobs[2]}/args", {"args": {}}),
         ("DELETE", f"/api/v1/job/{jobs[3]}", None),
+        ("POST", "/api/v1/keyed/remove", {"job": str(jobs[4])}),
         ("POST", "/api/v1/groups/acme", {"weight": 2}),
         ("POST", "/api/v1/queues/mail", {"paused": True}),
         ("POST", "/api/v1/timeouts", {"type": "mail.send", "activity": "1m"}),
@@ -1682,8 +1740,8 @@ async def test_the_audit_names_the_token_of_each_act(http_as, client, connection
             assert answer.is_success, (method, path, answer.text)
     acts = await audit.list_acts(connection, None, 100)
     assert [act.act for act in acts[::-1]] == [
-        "create_token", "cancel", "retry", "set_priority", "set_args", "remove", "set_group", "set_queue",
-        "set_timeout",
+        "create_token", "cancel", "retry", "set_priority", "set_args", "remove", "remove", "set_group",
+        "set_queue", "set_timeout",
         "put_periodic_task", "enable_periodic_task", "run_periodic_task", "remove_periodic_task",
     ]  # fmt: skip
     [named] = {act.caller for act in acts if act.act != "create_token"}

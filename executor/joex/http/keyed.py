@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from joex.client.client import Client
 from joex.client.keyed_jobs import KeyedJobs
-from joex.client.keyed_model import STATES, JobState, KeyedJob, keyed_job, name_of, pack
+from joex.client.keyed_model import STATES, JobState, KeyedJob, keyed_job, name_of, pack, type_and_id
 from joex.core import tuples
 from joex.core.access import Scope
 from joex.errors import JobExists
@@ -23,10 +23,12 @@ from joex.http.dependencies import TheClient, TheReport, TheTraceContext, TheTur
 from joex.http.errors import Answers, Problem, problem, problems
 from joex.http.keyed_pages import TheOnlyPage, page
 from joex.http.route import Route
+from joex.http.turns import acting_in_turn
 from joex.http.values import Shown
 from joex.http.visible import most_bytes
 from joex.http.worker_models import ActiveBody, AddBody, CountBody, JobNameBody, ListBody, ResubmitBody
 from joex.store import keyed
+from joex.store.jobs import cancel
 from joex.store.statement import Connection
 from joex.tracing import receiving
 
@@ -147,20 +149,16 @@ def refused(answer: str) -> Response:
     return JSONResponse({"answer": answer, "detail": _WORDS[answer]}, code)
 
 
-async def named(
-    client: Client, caller: Caller, body: JobNameBody, connection: Connection | None = None
-) -> tuple[Any, Any] | None:
-    """The type and id of a job that the body names in either way; None: there is none that the caller may reach.
+async def named(client: Client, caller: Caller, body: JobNameBody) -> tuple[Any, Any] | None:
+    """The type and id of a run's job, named in either way; None: there is none that the caller may reach.
 
-    (A name whose job may not exist comes back too, unless the caller is bound.)
+    (The run's lock id says which one it is, where two jobs have this name. A name whose job may not exist comes back
+    too, unless the caller is bound.)
     """
     if body.uuid is None and not caller.bounds.are_set:
         return body.type, body.id
-    row = await _find(client, caller, body, payloads=False, given=connection)
-    if row is None:
-        return None
-    job = keyed_job(row)
-    return job.type, job.id
+    row = await _find(client, caller, body, payloads=False)
+    return None if row is None else type_and_id(row)
 
 
 async def _find(
@@ -207,22 +205,29 @@ async def add_job(body: AddBody, jobs: TheJobs, caller: TheCaller, trace: TheTra
 @routes.post(
     "/api/v1/keyed/remove", response_model=Ok, responses=_NOT_FOUND, dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)]
 )
-async def remove_job(body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
-    """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended."""
-    name = await named(client, caller, body)
-    return answered("not_found" if name is None else await jobs.remove(*name))
+async def remove_job(body: JobNameBody, client: TheClient, caller: TheCaller, request: Request) -> Ok | Response:
+    """Remove a job and its log. Where it runs, its run is told to stop, and it is removed when that has ended.
+
+    With the scope submit alone, a token removes keyed jobs only.
+    """
+    async with client.using() as connection:
+        row = await _find(client, caller, body, payloads=False, given=connection)
+        if row is None or not _may_change(caller, row, Scope.OPERATE):
+            return refused("not_found")
+        if row.key is not None:
+            return answered(await keyed.remove(connection, row.id))
+    async with acting_in_turn(request) as connection:  # (the audit notes this one, as `DELETE /api/v1/job/{job_id}`)
+        return answered(await keyed.remove(connection, row.id))
 
 
 @routes.post(
     "/api/v1/keyed/cancel", response_model=Ok, responses=_NOT_FOUND, dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)]
 )
-async def cancel_keyed_job(
-    body: JobNameBody, jobs: TheJobs, client: TheClient, caller: TheCaller, turn: TheTurn
-) -> Ok | Response:
+async def cancel_keyed_job(body: JobNameBody, client: TheClient, caller: TheCaller, turn: TheTurn) -> Ok | Response:
     """Cancel a job: it is finished now, or when its run has stopped. It stays, and you can resubmit it."""
     async with turn as connection:
-        name = await named(client, caller, body, connection)
-        return answered("not_found" if name is None else await jobs.cancel(*name, connection=connection))
+        row = await _find(client, caller, body, payloads=False, given=connection)
+        return answered("not_found" if row is None or await cancel(connection, row.id) == "not_found" else "ok")
 
 
 @routes.post(
@@ -232,11 +237,24 @@ async def cancel_keyed_job(
     dependencies=[needs(Scope.SUBMIT, Scope.OPERATE)],
 )
 async def resubmit_job(body: ResubmitBody, jobs: TheJobs, client: TheClient, caller: TheCaller) -> Ok | Response:
-    """Run a job once more. A running job runs again when its run ends; the run itself may ask for it."""
-    name = await named(client, caller, body)
-    if name is None:
-        return answered("not_found" if body.lock_id is None else "worker_conflict")
-    return answered(await jobs.resubmit(*name, body.lock_id))
+    """Run a job once more. A running job runs again when its run ends; the run itself may ask for it.
+
+    With the scope submit alone, a token resubmits keyed jobs only.
+    """
+    lock_id = body.lock_id
+    async with client.using() as connection:
+        row = await _find(client, caller, body, payloads=False, given=connection)
+        # (With the scope work, a run asks for it by its update, too.)
+        if row is None or not _may_change(caller, row, Scope.OPERATE, *([] if lock_id is None else [Scope.WORK])):
+            return refused("not_found" if lock_id is None else "worker_conflict")
+        if lock_id is None:
+            return answered(await keyed.resubmit(connection, row.id))
+        return answered(await jobs.resubmit(*type_and_id(row), lock_id, connection=connection))
+
+
+def _may_change(caller: Caller, row: keyed.KeyedRow, *scopes: Scope) -> bool:
+    """Whether a caller with the scope submit may change a job: one that is not keyed, with one of these scopes too."""
+    return row.key is not None or not caller.scopes.isdisjoint(scopes)
 
 
 @routes.post(
