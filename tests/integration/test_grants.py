@@ -246,6 +246,37 @@ async def test_a_role_of_which_nothing_but_the_scopes_is_revoked_can_do_nothing(
     assert await connection.fetch("SELECT id, state, priority, progress FROM joex.jobs ORDER BY id") == before
 
 
+@pytest.mark.parametrize("scopes", [["view"], []], ids=["narrowed", "revoked"])
+async def test_where_a_role_was_bound_a_revocation_is_for_prepared_statements_of_open_transactions_too(
+    login, connection, bench, scopes
+):
+    """The server need not judge these anew: in a transaction that holds its locks it hears of no revocation."""
+    await set_scopes(connection, RoleScopes(OTHER, ["submit"], ["theirs"], None))
+    await set_scopes(connection, RoleScopes(OTHER, [], None, None))
+    await set_scopes(connection, RoleScopes(TENANT, ["operate", "view"], None, None))
+    *jobs, last = [await bench.submit("mine") for _ in range(4)]
+    tenant = await login(TENANT)
+    await tenant.execute("""
+        CREATE DOMAIN pg_temp.removed AS uuid CHECK (VALUE IS NULL OR joex.remove(VALUE) = 'ok');
+        CREATE FUNCTION pg_temp.remove(p_id text) RETURNS void LANGUAGE plpgsql AS $$
+            DECLARE v_removed pg_temp.removed; BEGIN v_removed := p_id; END $$;
+    """)
+    prepared = [
+        await tenant.prepare(f"SELECT {call}")
+        for call in ("joex.remove($1::text::uuid)", "pg_temp.remove($1)", "count(*) FROM joex.jobs WHERE id::text = $1")
+    ]
+    async with tenant.transaction(isolation="read_committed"):
+        for one, job in zip(prepared, jobs, strict=True):
+            await one.fetchval(str(job))
+        await set_scopes(connection, RoleScopes(TENANT, scopes, None, None))
+        assert await prepared[0].fetchval(str(last)) == "not_found"
+        with pytest.raises(asyncpg.CheckViolationError):
+            async with tenant.transaction():
+                await prepared[1].fetchval(str(last))
+        assert await prepared[2].fetchval(str(last)) == ("view" in scopes)
+    assert await bench.state(last) == "waiting"
+
+
 async def test_a_migration_names_the_session_that_has_written_rights_and_goes_on_when_it_commits(
     login, connection, another_connection, upgrade
 ):

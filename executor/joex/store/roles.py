@@ -32,8 +32,8 @@ class RoleScopes:
 async def set_scopes(connection: Connection, role: RoleScopes, *, patience: float = _PATIENCE) -> None:
     """Grant a role these scopes instead of those that it has; none: revoke all. A role that was dropped: as listed.
 
-    Functions and views judge by the new scopes at once. The rights on them may take ``patience`` seconds, because other
-    transactions may have written them.
+    Transactions that begin later have the new scopes; those that are open have them, too, if a role was ever bound.
+    The rights on functions and views may take ``patience`` seconds, because other transactions may have written them.
 
     Raises:
         InvalidJob: there is no such role or scope, or an executor would be bound.
