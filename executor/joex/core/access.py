@@ -12,7 +12,7 @@ class Scope(StrEnum):
 
     - ``view``: read jobs, queues, groups and periodic tasks, without arguments, results and logs.
     - ``payloads``: read arguments, results and logs too, wherever another scope lets the token read.
-    - ``submit``: submit jobs, wait for them, cancel them; and the same for keyed jobs.
+    - ``submit``: submit jobs, wait for them, cancel them; the same for keyed jobs, and run again and remove these.
     - ``work``: accept jobs, report, and finish them.
     - ``operate``: steer jobs, groups, periodic tasks and executors.
     """
