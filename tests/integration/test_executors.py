@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import product
 from uuid import uuid4
 
@@ -496,6 +497,61 @@ async def test_a_suspect_is_charged_with_the_death_of_an_executor_on_which_it_ha
         [job] = await lost(bench, nr, start=start)
         assert (job.id, (await bench.job(job_id)).losses) == (job_id, losses)
     assert "given back" not in str(await job_logs.job_log(bench.connection, job_id))
+
+
+@pytest.mark.parametrize(
+    ("how", "stays"),
+    [
+        ("failed", False),
+        ("failed itself", False),
+        ("given back", True),
+        ("late", True),
+        ("unstarted", True),
+        ("worker", True),
+    ],
+)
+async def test_a_suspect_whose_run_has_come_to_its_end_runs_beside_others_again(bench, how, stays):
+    """Or each of its retries would keep an executor from the jobs of all others. A worker's process is no executor."""
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    job_id = await bench.submit()
+    for nr in range(2):
+        await lost(bench, nr)
+    if how == "worker":
+        lock_id = await bench.connection.fetchval("SELECT lock_id FROM joex_private.accept('default')")
+    else:
+        taken = await bench.take_one(await bench.executor())
+        lock_id = taken.lock_id
+        assert taken.suspect
+        if how != "unstarted":
+            assert await runs.mark_start(bench.connection, job_id, lock_id)
+    ended = partial(runs.EndedRun, job_id, lock_id)
+    if how == "failed":
+        assert await runs.finish_many(bench.connection, [ended(state="stuck", delay=0.0, age=1.0)]) == []
+    elif how in ("failed itself", "worker"):
+        await bench.connection.execute("SELECT joex.finish($1, $2, state => 'stuck', delay => '0 s')", job_id, lock_id)
+    elif how == "late":
+        await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
+        await timeouts.recover_overdue(bench.connection)
+    else:
+        age = 1.0 if how == "given back" else None
+        assert await runs.finish_many(bench.connection, [ended(state="waiting", age=age)]) == []
+    again = await bench.take_one(await bench.executor("another"))
+    assert (again.id, again.suspect, again.losses) == (job_id, stays, 3 if how == "late" else 2)
+
+
+async def test_a_suspect_that_has_run_alone_is_one_again_with_the_next_death_and_is_not_charged_with_it(bench):
+    """It ran beside others, which may have killed the executor: deaths while it runs alone are charged to it again."""
+    job_id = await bench.submit()
+    for nr in range(2):
+        await lost(bench, nr)
+    taken = await bench.take_one(await bench.executor())
+    assert await runs.mark_start(bench.connection, job_id, taken.lock_id)
+    await bench.finish(taken, "stuck", delay=0.0, age=1.0)
+    for nr, (start, suspect, losses) in enumerate([(False, False, 2), (True, False, 2), (True, True, 3)], start=2):
+        [taken] = await lost(bench, nr, start=start)
+        assert (taken.id, taken.suspect, (await bench.job(job_id)).losses) == (job_id, suspect, losses)
+    lines = [line.message for line in await job_logs.job_log(bench.connection, job_id)]
+    assert [line[:4] for line in lines] == ["lost", "lost", "fail", "lost", "lost"]
 
 
 async def test_a_job_that_was_put_back_for_its_timeout_alone_is_no_suspect(bench):

@@ -202,7 +202,7 @@ CREATE TABLE joex_private.job (
     attempt          integer NOT NULL DEFAULT 0,            -- runs that were started
     failures         integer NOT NULL DEFAULT 0,            -- runs that failed since the submission or the last retry by hand
     losses           integer NOT NULL DEFAULT 0,            -- times its executor died while holding it; of a suspect, while it ran
-    suspect          boolean NOT NULL DEFAULT false,        -- it was lost twice: executors run it alone
+    suspect          boolean NOT NULL DEFAULT false,        -- executors died with it: they run it alone, until a run has ended
     retries          joex_private.job_retries,                      -- re-runs allowed; null: the task's or the executor's default
     cancel_requested boolean NOT NULL DEFAULT false,
     resubmit_requested boolean NOT NULL DEFAULT false,      -- it runs once more when its run has ended

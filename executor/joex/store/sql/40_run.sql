@@ -240,7 +240,9 @@ BEGIN
             failures = CASE WHEN j.resubmit_requested THEN 0
                             ELSE j.failures + CASE WHEN g.state IN ('stuck', 'failed') THEN 1 ELSE 0 END END,
             losses = CASE WHEN j.resubmit_requested THEN 0 ELSE j.losses END,
-            suspect = j.suspect AND NOT j.resubmit_requested,
+            -- (Its executor has survived the run of this suspect, which was marked. A worker is no executor.)
+            suspect = j.suspect AND NOT j.resubmit_requested
+                      AND (g.state = 'waiting' OR j.state <> 'running' OR j.executor_id = 0),
             started_at = CASE WHEN j.state = 'running' THEN j.started_at
                               ELSE v_now - make_interval(secs => g.age) END,
             progress = CASE WHEN j.resubmit_requested THEN 0 WHEN g.state = 'success' THEN 100 ELSE j.progress END,
@@ -436,11 +438,12 @@ BEGIN
 END $$;
 
 -- Put back jobs whose runs are over without an end: the jobs wait again, at their old place in line. The caller has locked the rows.
--- p_lost: how many losses this adds to each job; p_why says what happened. A job with more than p_most_losses losses fails (null: no
+-- p_lost: how many losses this adds to each job at most; p_why says what happened. A job with more than p_most_losses losses fails (null: no
 -- job does). p_by_worker: workers held these jobs. Of them no keyed job fails: its clients rely on it that a job whose workers die or
 -- hang stays pending until one of them finishes it.
 -- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
--- suspect: executors run it alone, so that their next death shows which job it was. Of a job that was lost twice, for whatever reason,
+-- suspect: executors run it alone, so that their next death shows which job it was. When a run of it has ended, it is no suspect any more
+-- (see finish_many); the next death makes it one again, and is not charged to it, because other jobs ran there too. Of a job that was lost twice, for whatever reason,
 -- executors mark the start before its code runs (see mark_start), and one that had not started is given back: it did not kill its executor,
 -- and its timeout had not begun. So no job fails because of its neighbours, or because it waits for a process of its executor for longer than
 -- its timeout. (The first two times it may: whether code has started is what its executor says, and code that blocks the executor from
@@ -460,17 +463,18 @@ BEGIN
                 executor_id = NULL, lock_id = NULL, overdue_at = NULL, resubmit_requested = false,
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
                 state = x.state, lane = x.lane, finished_at = x.finished_at,
-                runnable_since = v_now, losses = j.losses + x.lost,
-                suspect = j.suspect OR p_died AND j.losses + x.lost > 1,
+                runnable_since = v_now, losses = j.losses + x.charged,
+                suspect = j.suspect OR p_died AND x.lost > 0 AND j.losses + x.lost > 1,
                 error = CASE x.state WHEN 'failed' THEN format(
-                    CASE WHEN p_by_worker THEN 'its workers were lost %s times' ELSE 'lost %s times: %s' END, j.losses + x.lost, p_why)
+                    CASE WHEN p_by_worker THEN 'its workers were lost %s times' ELSE 'lost %s times: %s' END, j.losses + x.charged, p_why)
                     ELSE j.error END
-            FROM (SELECT k.id, k.state AS was, l.lost, p.state, p.lane, p.finished_at
+            FROM (SELECT k.id, k.state AS was, l.lost, c.charged, p.state, p.lane, p.finished_at
                   FROM joex_private.job k
                   CROSS JOIN LATERAL (SELECT CASE WHEN k.losses > 1 AND k.state = 'scheduled' AND NOT p_by_worker THEN 0
                                                   ELSE p_lost END AS lost) l
+                  CROSS JOIN LATERAL (SELECT CASE WHEN p_died AND k.losses > 1 AND NOT k.suspect THEN 0 ELSE l.lost END AS charged) c
                   CROSS JOIN LATERAL joex_private.place_after(
-                      CASE WHEN k.losses + l.lost > p_most_losses AND NOT (p_by_worker AND k.key IS NOT NULL)
+                      CASE WHEN k.losses + c.charged > p_most_losses AND NOT (p_by_worker AND k.key IS NOT NULL)
                            THEN 'failed' ELSE 'waiting' END,
                       k.cancel_requested, k.resubmit_requested, k.priority, v_now, NULL) p
                   WHERE k.id = ANY (p_ids)) x
