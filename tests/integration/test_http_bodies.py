@@ -401,6 +401,53 @@ async def test_a_caller_has_few_large_bodies_at_a_time(http, monkeypatch):
 
 
 @pytest.fixture
+async def large_one(http, monkeypatch):
+    """A large submission on its way, which has the only turn of its caller, and its end."""
+    monkeypatch.setattr(bodies, "MOST_LARGE", 1)
+    begun, ends = asyncio.Event(), asyncio.Event()
+
+    async def slow():
+        begun.set()
+        await ends.wait()
+        yield b'{"task": "t"}' + b" " * 200_000
+
+    call = asyncio.create_task(http.post("/api/v1/jobs", content=slow(), headers={"Content-Length": "200013"}))
+    await asyncio.wait_for(begun.wait(), PATIENCE)
+    yield call, ends
+    ends.set()
+    await asyncio.wait_for(call, PATIENCE)
+
+
+async def in_chunks(*parts, taken=None):
+    for part in parts:
+        yield part
+        if taken is not None:
+            taken.append(len(part))
+
+
+@pytest.mark.usefixtures("large_one")
+async def test_a_small_body_without_a_length_waits_for_no_large_one(http):
+    """The slow submissions of a tenant kept the reports of its workers, in chunks, until their leases had ended."""
+    body = in_chunks(b'{"job": "%b", ' % NO_JOB.encode(), b'"lock_id": "%b", "progress": 5}' % NO_JOB.encode())
+    answer = await asyncio.wait_for(http.post("/api/v1/update", content=body), PATIENCE)
+    assert (answer.status_code, answer.json()["answer"]) == (409, "worker_conflict")
+
+
+async def test_a_body_without_a_length_waits_for_its_turn_when_it_has_become_large(http, large_one):
+    first, ends = large_one
+    taken: list[int] = []
+    parts = [b'{"task": "t"}', b" " * bodies.LARGE, b" " * 1000, b" " * 1000]
+    call = asyncio.create_task(http.post("/api/v1/jobs", content=in_chunks(*parts, taken=taken)))
+    await eventually(lambda: taken, why="its beginning is read")
+    for _ in range(10):
+        assert (await http.get("/api/v1/jobs")).status_code == 200
+    assert taken == [13]  # the next one is here, and it waits
+    ends.set()
+    assert [(await asyncio.wait_for(one, PATIENCE)).status_code for one in (first, call)] == [201, 201]
+    assert taken == [len(part) for part in parts]
+
+
+@pytest.fixture
 def in_c(monkeypatch):
     """The texts that Python's parser in C has got."""
     texts: list[str] = []

@@ -948,6 +948,28 @@ async def test_a_tenant_has_one_large_body_parsed_at_a_time(http_as, monkeypatch
     assert Counter(begun) == {b"a": 3, b"b": 1}
 
 
+async def test_a_large_report_waits_for_no_submission_of_its_tenant_that_is_on_the_way(http_as, monkeypatch):
+    monkeypatch.setattr(bodies, "MOST_LARGE", 1)
+    begun, ends = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        begun.set()
+        await ends.wait()
+        yield b" " * 200_000
+
+    run = {"job": str(uuid4()), "lock_id": str(uuid4()), "result": "x" * (bodies.LARGE + 1)}
+    headers = {"Content-Type": "application/json", "Content-Length": "200000"}
+    async with http_as("submit", queues=["mails"]) as submitter, http_as("work", queues=["mails"]) as worker:
+        call = asyncio.create_task(submitter.post("/api/v1/jobs", content=slow(), headers=headers))
+        try:
+            await asyncio.wait_for(begun.wait(), PATIENCE)
+            answer = await asyncio.wait_for(worker.post("/api/v1/finish", json=run), PATIENCE)
+            assert (answer.status_code, answer.json()["answer"]) == (409, "worker_conflict")
+        finally:
+            ends.set()
+            await asyncio.wait_for(call, PATIENCE)
+
+
 @pytest.mark.parametrize("stops", [False, True], ids=["revoked", "stops"])
 async def test_workers_of_one_tenant_that_look_for_jobs_leave_connections_to_others_and_to_their_own_reports(
     application, http_as, connection, monkeypatch, stops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AsyncExitStack, nullcontext, suppress
+from contextlib import AsyncExitStack, aclosing, nullcontext, suppress
 from functools import partial
 from itertools import count
 from json.decoder import WHITESPACE, JSONArray  # type: ignore[attr-defined] # typeshed lacks them
@@ -34,7 +34,7 @@ LARGE = 100_000
 """Bytes of a body that takes more than a few milliseconds to parse. A tenant that is bound has one such body parsed and
 answered at a time: as objects, 10 MB may take 300 MB until the answer."""
 MOST_LARGE = 4
-"""Large bodies of a tenant at a time, from the first byte to the answer."""
+"""Large bodies of a tenant at a time, from the first byte to the answer; of a bound one, as many of reports besides."""
 _LIMITED = {"/api/v1/jobs": 1, "/jobber/queue": 1, "/api/v1/keyed/add": 2}
 """The values in a body that have the limit of arguments, where nothing else is large. (add: data and free fields.)"""
 _MANY = "/api/v1/jobs/many"
@@ -59,20 +59,38 @@ class JsonRequest(Request):
         scope: as a request has it.
         receive: likewise.
         turn: what ends when the call is served.
+        reports: it reports a run.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, turn: AsyncExitStack) -> None:
+    def __init__(self, scope: Scope, receive: Receive, turn: AsyncExitStack, *, reports: bool = False) -> None:
         super().__init__(scope, receive)
-        self._turn = turn
+        self._turn, self._reports = turn, reports
 
     async def body(self) -> bytes:
-        """The body; of a large one, when it is its turn."""
-        length = self.headers.get("content-length", "0" if "transfer-encoding" not in self.headers else "")
-        if not hasattr(self, "_body") and not (length.isdecimal() and int(length) <= LARGE):
-            turns: Turns = self.app.state.turns
-            of_caller = turns.of((await caller_of(self)).tenant, MOST_LARGE)
-            await self._turn.enter_async_context(held(of_caller, self.app.state.closing))
-        return await super().body()
+        """The body; of a large one, or of its rest if its length is not declared, when it is its turn."""
+        if not hasattr(self, "_body"):
+            length = self.headers.get("content-length", "0")
+            is_large = not length.isdecimal() or int(length) > LARGE
+            if is_large:
+                await self._begin_large()
+            parts, size = list[bytes](), 0
+            async with aclosing(self.stream()) as stream:
+                async for part in stream:
+                    parts.append(part)
+                    size += len(part)
+                    if size > LARGE and not is_large:  # (it comes in chunks)
+                        is_large = True
+                        await self._begin_large()
+            self._body = b"".join(parts)
+        return self._body
+
+    async def _begin_large(self) -> None:
+        caller = await caller_of(self)
+        # (A tenant that is bound has turns of its own for reports, so that its submissions cost no worker its job. As
+        # it has one body parsed at a time, that costs the bytes alone; a token that is not bound is one tenant alone.)
+        key = (caller.tenant, "reports") if self._reports and caller.bounds.are_set else caller.tenant
+        turns: Turns = self.app.state.turns
+        await self._turn.enter_async_context(held(turns.of(key, MOST_LARGE), self.app.state.closing))
 
     async def json(self) -> Any:
         """The parsed body."""

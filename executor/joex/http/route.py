@@ -68,7 +68,7 @@ class Route(APIRoute):
             if not hasattr(request.state, CALLER):  # a public call: probes are served beside all others
                 return await handle(request)
             async with AsyncExitStack() as turn:
-                whole = JsonRequest(request.scope, request.receive, turn)
+                whole = JsonRequest(request.scope, request.receive, turn, reports=reports)
                 calls: Calls = request.app.state.calls
                 caller = await caller_of(request)
                 try:
