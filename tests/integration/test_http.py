@@ -777,6 +777,21 @@ async def test_a_method_that_is_not_served_is_refused_with_those_that_are(alone)
     assert answer.json() == {"detail": "PUT is not served here: use GET, POST"}
 
 
+async def test_to_find_the_methods_that_are_served_each_route_is_asked_once(alone, monkeypatch):
+    """Six times each took the event loop several times as long as a path that is not served."""
+    asked, matches = list[str](), route.Route.matches
+
+    def note(self: route.Route, scope: Any) -> Any:
+        asked.append(self.path)
+        return matches(self, scope)
+
+    monkeypatch.setattr(route.Route, "matches", note)
+    assert (await alone.get("/api/v1/nothing")).status_code == 404
+    by_router = len(asked)
+    assert (await alone.delete("/api/v1/update")).status_code == 405
+    assert 0 < len(asked) - by_router < 3 * by_router  # by the router, some of them twice, and once more
+
+
 # Authentication
 
 

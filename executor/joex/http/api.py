@@ -97,7 +97,7 @@ def create_api(
         retry_delay=settings.retry_delay,
         retry_jitter=settings.retry_jitter,
     )
-    add_handlers(api)
+    add_handlers(api, [route for router in _ROUTERS for route in routes_of(router)])
     token = settings.api_token.get_secret_value() if settings.api_token else None
     api.add_middleware(AuthMiddleware, token=token, tokens=Tokens(client), largest_body=LARGEST_BODY)
     return api

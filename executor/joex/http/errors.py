@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from joex.errors import ConfigError, DatabaseUnavailable, GroupFull, InvalidJob, JoexError
 from joex.http.state import CALLER
@@ -80,10 +81,10 @@ def cut(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
 
 
-def add_handlers(api: FastAPI) -> None:
-    """Translate the exceptions of the routes."""
+def add_handlers(api: FastAPI, routes: Sequence[Route]) -> None:
+    """Translate the exceptions of these routes."""
     api.add_exception_handler(RequestValidationError, _bad_request)
-    api.add_exception_handler(405, _no_such_method)
+    api.add_exception_handler(405, partial(_no_such_method, routes=routes))
     api.add_exception_handler(HTTPException, _refused)
     api.add_exception_handler(InvalidJob, _invalid)
     api.add_exception_handler(GroupFull, _full)
@@ -106,15 +107,12 @@ async def _refused(_: Request, error: Exception) -> JSONResponse:
     return problem(error.status_code, error.detail, error.headers)
 
 
-async def _no_such_method(request: Request, _: Exception) -> JSONResponse:
+async def _no_such_method(request: Request, _: Exception, *, routes: Sequence[Route]) -> JSONResponse:
     # The router knows the methods of the first route with this path; others may have more.
-    allowed = ", ".join(method for method in _METHODS if _is_served(request, method))
+    here = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    served = {method for route in here for method in route.methods or ()}
+    allowed = ", ".join(method for method in _METHODS if method in served)
     return problem(405, f"{request.method} is not served here: use {allowed}", {"Allow": allowed})
-
-
-def _is_served(request: Request, method: str) -> bool:
-    scope = {**request.scope, "method": method}
-    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 async def _invalid(_: Request, error: Exception) -> JSONResponse:
