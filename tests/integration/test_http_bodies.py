@@ -111,6 +111,18 @@ async def test_a_body_that_can_not_be_read_is_refused_with_the_reasons(http, arg
     assert (answer.status_code, answer.json()["detail"]) == (400, UNREADABLE)
 
 
+@pytest.mark.parametrize("path", ["jobs", "jobs/many"])
+@pytest.mark.parametrize("pad", [0, bodies.LARGE, bodies._LARGEST_IN_C])
+async def test_arguments_of_200_levels_are_taken_and_of_more_refused(http, path, pad):
+    def body(levels):
+        job = b'{"task": "t", "args": %b1%b}' % (b'{"a": ' * levels, b"}" * levels)
+        return b" " * pad + (b"[%b]" % job if path == "jobs/many" else job)
+
+    taken, refused = [await http.post(f"/api/v1/{path}", content=body(levels)) for levels in (200, 201)]
+    assert (taken.status_code, refused.status_code) == (201, 400)
+    assert "args: can't be stored as JSON: recursion limit exceeded" in refused.json()["detail"]
+
+
 @pytest.mark.parametrize(
     "body", [b'{"task": "t", "group": "a", "group": "b"}', b'{"task": "t", "args": {"group": 1, "group": 1}}']
 )
