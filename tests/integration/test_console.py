@@ -751,6 +751,19 @@ async def test_a_queue_is_paused_and_resumed_by_those_who_may_steer_all_of_it(
     assert await stats.paused_queues(connection) == []
 
 
+async def test_why_a_periodic_task_can_not_run_is_for_users_with_the_scope_payloads_alone(
+    browse: Open, client: Client, connection: asyncpg.Connection, token: Callable[..., Any]
+) -> None:
+    await client.periodic.put("nightly", "a", "08:00")
+    await connection.execute("UPDATE joex_private.periodic_task SET error = 'refused: a secret'")
+    far = browse("10.0.0.9", app=create_console(client))
+    for scopes, is_shown in (([Scope.VIEW], False), ([Scope.VIEW, Scope.PAYLOADS], True)):
+        cookie = {"Cookie": f"__Host-joex-console={await token(*scopes)}"}
+        page = (await far.get("/periodic", headers=cookie)).text
+        assert "can't run" in unescape(page)
+        assert ("a secret" in page) is is_shown
+
+
 async def test_an_act_leads_back_to_the_page_and_the_search_that_it_is_on(
     browse: Open, client: Client, connection: asyncpg.Connection
 ) -> None:

@@ -260,6 +260,7 @@ async def job_with_secrets(client: Client, connection: asyncpg.Connection) -> UU
     await client.keyed.finish("t", done, {}, taken.lock_id, result={"text": SECRET}, message=SECRET)
     await client.submit("t", {"text": SECRET})
     await client.periodic.put("nightly", "t", "Mon 03:00", args={"text": SECRET})
+    await connection.execute("UPDATE joex_private.periodic_task SET error = $1 WHERE id = 'nightly'", SECRET)
     return job_id
 
 
@@ -302,7 +303,7 @@ async def test_what_is_hidden_is_null_and_the_rest_is_there(http_as, client, con
     assert (job["state"], job["progress"], job["failures"]) == ("failed", 50, 1)
     assert keyed["opts"] == {"data": None, "priority": 7}
     assert (why["reason"], why["detail"]["error"]) == ("finished", None)
-    assert (task["args"], task["timer"]) == (None, "Mon 03:00")
+    assert (task["args"], task["error"], task["timer"]) == (None, None, "Mon 03:00")
 
 
 async def test_a_worker_gets_the_arguments_of_the_jobs_that_it_accepts(http_as, client):

@@ -42,7 +42,12 @@ async def list_tasks(  # noqa: PLR0917 - the fields of the form
     async with console.searches.turn(request):
         async with console.client.using() as connection:
             tasks, has_more = await page_of_tasks(
-                connection, after=after or None, most=PAGE, bounds=caller.bounds, most_bytes=NOTHING
+                connection,
+                after=after or None,
+                most=PAGE,
+                bounds=caller.bounds,
+                most_bytes=NOTHING,
+                errors=caller.sees_payloads,
             )
             now = await stats.now(connection)
         meaning = await _meaning(timer, zone)
@@ -106,7 +111,7 @@ async def act_on_task(  # noqa: PLR0917 - the form, and the page that it is on
 
 async def _named(connection: Connection, caller: Caller, name: TaskName) -> TaskKey:
     """Answer for a periodic task outside of the caller's bounds as for one that does not exist."""
-    found = await find(connection, name, bounds=caller.bounds, most_bytes=NOTHING)
+    found = await find(connection, name, bounds=caller.bounds, most_bytes=NOTHING, errors=False)
     if found is None:
         not_found(f"There is no periodic task {name[0]!r}.")
     return found.name

@@ -58,7 +58,7 @@ AnyOwner = Annotated[bool, Query(description="even if it has another owner")]
 
 @dataclass(frozen=True, slots=True)
 class ShownTask(PeriodicTask):
-    """A periodic task. Durations are strings such as 1h30m. Without the scope payloads, args is null."""
+    """A periodic task. Durations are strings such as 1h30m. Without the scope payloads, args and error are null."""
 
     args: dict[str, Any] | None  # type: ignore[assignment]  # a stored task has some
     starting_deadline: Annotated[timedelta, PlainSerializer(format_duration)] | None
@@ -139,6 +139,7 @@ async def list_periodic_tasks(
             most=limit,
             bounds=caller.bounds,
             most_bytes=most_bytes(caller),
+            errors=caller.sees_payloads,
         )
     return TaskPage([_shown(task) for task in page], page[-1].key if more else None)
 
@@ -151,7 +152,7 @@ async def read_periodic_task(
     async with client.using() as connection:
         named = await _named(connection, caller, name)
         one = (named["task_id"], named["queue"], named["group"])
-        task = await find(connection, one, most_bytes=most_bytes(caller))
+        task = await find(connection, one, most_bytes=most_bytes(caller), errors=caller.sees_payloads)
     if task is None:
         _no_such(named["task_id"])
     return _shown(task)
@@ -255,7 +256,7 @@ async def check_calendar_event(body: TimerBody, report: TheReport) -> TimerAnswe
 
 async def _named(connection: Connection, caller: Caller, name: TaskName) -> dict[str, str]:
     """The periodic task with this name. One outside of the caller's bounds counts as one that does not exist."""
-    found = await find(connection, name, bounds=caller.bounds, most_bytes=NOTHING)
+    found = await find(connection, name, bounds=caller.bounds, most_bytes=NOTHING, errors=False)
     if found is None:
         _no_such(name[0])
     return {"task_id": found.id, "queue": found.queue, "group": found.group}
@@ -271,7 +272,7 @@ def _owned(fix: str = "") -> Iterator[None]:
 
 
 def _shown(task: PeriodicTask) -> ShownTask:
-    return ShownTask(**{one.name: getattr(task, one.name) for one in fields(task)})
+    return ShownTask(**{one.name: getattr(task, one.name) for one in fields(task)} | {"error": task.error or None})
 
 
 def _no_such(task_id: str) -> NoReturn:

@@ -42,7 +42,8 @@ _RUN = statement("SELECT answer, job FROM joex.run_periodic_task($1::text, $2::t
 _LIST = listing(
     """
     SELECT id, owner, enabled, task, timer, zone, grp, queue, priority::text, subject, submitter,
-           starting_deadline, nextrun, last_run, last_outcome, last_job, last_job_state::text, error, worker, marked,
+           starting_deadline, nextrun, last_run, last_outcome, last_job, last_job_state::text,
+           CASE WHEN $12::boolean THEN error WHEN error IS NOT NULL THEN '' END AS error, worker, marked,
            created_at, changed_at, key
     FROM joex.periodic_tasks t
     WHERE ($1::text[] IS NULL OR id = ANY ($1) AND EXISTS (
@@ -56,7 +57,7 @@ _LIST = listing(
     """,
     "joex.periodic_tasks",
     {"args": "args::text"},
-    12,
+    13,
     ("id", "queue", "grp"),
 )
 
@@ -84,7 +85,7 @@ class PeriodicTask:
             ``started`` (Joex's own work: without a job), ``overlapping`` (the job before was not finished: left
             out), ``late`` (it was missed by more than the deadline: left out).
         last_job: the latest job that was made, and ``last_job_state`` where it stands (None: it has been deleted).
-        error: why it can't run, until that is changed.
+        error: why it can't run, until that is changed; empty: that was not read.
         worker: the process that decided about it last, and ``marked`` when.
         key: its id, queue and group as one text: what is unique, and where the next page of a list begins.
     """
@@ -205,14 +206,19 @@ async def run_now(connection: Connection, name: TaskName) -> tuple[str, UUID | N
 
 
 async def find(
-    connection: Connection, name: TaskName, *, bounds: Bounds = EVERYTHING, most_bytes: int = UNLIMITED
+    connection: Connection,
+    name: TaskName,
+    *,
+    bounds: Bounds = EVERYTHING,
+    most_bytes: int = UNLIMITED,
+    errors: bool = True,
 ) -> PeriodicTask | None:
     """The periodic task with this name within these bounds; SQL: ``named_periodic_task``.
 
     Raises:
         InvalidJob: several have it.
     """
-    found, _ = await page_of_tasks(connection, [name], most=2, bounds=bounds, most_bytes=most_bytes)
+    found, _ = await page_of_tasks(connection, [name], most=2, bounds=bounds, most_bytes=most_bytes, errors=errors)
     if len(found) > 1:
         queue, group = (json.dumps(one, ensure_ascii=False) for one in (found[0].queue, found[0].group))
         raise InvalidJob(
@@ -244,11 +250,12 @@ async def page_of_tasks(
     most: int = 1000,
     bounds: Bounds = EVERYTHING,
     most_bytes: int = UNLIMITED,
+    errors: bool = True,
 ) -> tuple[list[PeriodicTask], bool]:
     """Periodic tasks in the order of their ids, after the one with this key; and whether there are more.
 
     At most ``most`` tasks, with ``most_bytes`` of arguments, but one at least. `joex.store.bounded.NOTHING`: their
-    arguments are None. No bounds hold Joex's own.
+    arguments are None. Without ``errors``, each error is empty. No bounds hold Joex's own.
 
     Raises:
         InvalidJob: ``after`` is no key.
@@ -265,6 +272,7 @@ async def page_of_tasks(
             bounds.queues,
             bounds.groups,
             not_of,
+            errors,
             most_bytes,
             1,
         )
