@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
+from joex.core.text import is_long
 from joex.core.trace_context import headers_of, trace_context_of
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def record_error(error: BaseException) -> None:
 
         span = trace.get_current_span()
         span.set_attribute("error.type", type(error).__qualname__)
-        span.record_exception(error)
+        if not is_long(error):
+            span.record_exception(error)
 
 
 class Submission:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from joex.core.duration import parse_duration
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Outcome
+from joex.core.text import is_long
 from joex.errors import Cancel, Fail, Retry
 from joex.runtime.text import error_line, error_trace, storable
 from joex.tracing import record_error
@@ -30,9 +31,12 @@ def judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:
 
 
 def tell_handlers(error: BaseException, job: TakenJob) -> None:
-    """Pass the error of a run to the handlers of the application."""
+    """Pass the error of a run to the handlers of the application; of one that is long, a line."""
     with suppress(Exception):  # of the handlers
-        _log.error("task %s failed in attempt %d", job.task, job.attempt + 1, exc_info=error)
+        if is_long(error):
+            _log.error("task %s failed in attempt %d: %s", job.task, job.attempt + 1, error_line(error))
+        else:
+            _log.error("task %s failed in attempt %d", job.task, job.attempt + 1, exc_info=error)
 
 
 def _delay(error: Retry) -> timedelta | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
-
-from joex.core.text import LONGEST_TEXT, cut
+from joex.core.text import LONGEST_TEXT, cut, said, traced
 
 _LONGEST_ERROR = 2000
 
@@ -16,20 +14,14 @@ def storable(text: str, longest: int = LONGEST_TEXT) -> str:
 
 def error_line(error: BaseException) -> str:
     """An error in one line: its type, with its module as in a traceback (except Joex's own), and its message."""
-    said = " ".join(_said(error).split())
     kind = type(error)
     is_bare = str(kind.__module__).partition(".")[0] in ("builtins", "__main__", "joex")
     name = kind.__name__ if is_bare else f"{kind.__module__}.{kind.__qualname__}"
-    return storable(f"{name}: {said}" if said else name, _LONGEST_ERROR)
+    # (First cut, then split: a message may have millions of lines.)
+    message = " ".join(cut(said(error), max(_LONGEST_ERROR - len(name) - 2, 100)).split())
+    return storable(f"{name}: {message}" if message else name, _LONGEST_ERROR)
 
 
 def error_trace(error: BaseException) -> str:
     """An error with its traceback, for the job's log."""
-    return storable("".join(traceback.format_exception(error)).rstrip())
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - an error class of a task may raise here, and must not end the executor
-        return "(its message can't be shown)"
+    return storable(traced(error))
