@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -20,7 +19,7 @@ from uuid import UUID
 
 from joex.client.blocking import blocking
 from joex.core.job import TakenJob
-from joex.core.text import cut
+from joex.core.text import cut, traced
 from joex.errors import Cancel, ConfigError, Fail, InvalidJob, WorkerConflict
 from joex.store import runs
 from joex.store.adapters import PsycopgAdapter
@@ -41,6 +40,8 @@ S_co = TypeVar("S_co", covariant=True)
 _EVENT_LOCK = threading.Lock()
 _BLOCK: ContextVar[object] = ContextVar("block", default=None)
 """The block in which code is that has, or had, a connection."""
+_TOLD_AFTER = 10.0  # seconds that a block waits for another one of its run, perhaps for ever, until its log says so
+_WAITS = "waits for the connection of its run, which another block has: a run has one at a time"
 
 ExcInfo: TypeAlias = (
     bool
@@ -138,7 +139,7 @@ class JobLog:
         if error is None and exc_info and not isinstance(exc_info, tuple):
             error = sys.exception()
         if error is not None:
-            text = f"{text}\n{''.join(traceback.format_exception(error)).rstrip()}"
+            text = f"{text}\n{traced(error)}"
         self._reports.log(self._job, level, text)
 
 
@@ -287,13 +288,19 @@ class Context:
                 "ctx.connection() before ctx.transaction(), or use one connection for both"
             )
         self._turn = self._turn or asyncio.Lock()
-        async with self._turn, self._connections.acquire() as connection:
-            self._open = object()
-            _BLOCK.set(self._open)
-            try:
+        timer = asyncio.get_running_loop().call_later(_TOLD_AFTER, self.log.warning, _WAITS)
+        try:
+            await self._turn.acquire()
+        finally:
+            timer.cancel()
+        try:
+            async with self._connections.acquire() as connection:
+                self._open = object()
+                _BLOCK.set(self._open)
                 yield connection
-            finally:
-                self._open = None
+        finally:
+            self._open = None
+            self._turn.release()
 
     def progress(self, percent: float, message: str | None = None) -> None:
         """Report progress: 0 to 100, and a message. Joex writes the latest report in the background."""

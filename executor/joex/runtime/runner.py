@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -73,7 +74,7 @@ class Runner:
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._caller = Caller(slots, defaults, reports, processes, largest_result)
-        self._in_processes: Places[tuple[str, str]] = Places(process_slots or slots)
+        self._in_processes: Places[tuple[str, str]] = Places(process_slots or slots, in_slots=self._in_slots)
         self.runs: dict[UUID, Run] = {}  # by lock id; a run stays until its end is written
         self._marks = Marks(self.runs, mark_start, on_room)
 
@@ -133,7 +134,11 @@ class Runner:
             async with AsyncExitStack() as place:
                 if self._caller.is_in_process(task):
                     run.kill = None if run.worker is None else run.worker.cancel  # while it waits
-                    await self._turn(run.job, place)
+                    try:
+                        await self._turn(run.job, place)
+                    except asyncio.CancelledError:
+                        self._reports.log(run.job, "error", "its on_cancel handler was not called: no process was free")
+                        raise
                 run.is_executing = True
                 await self._caller.call_cancel_handler(run, task)
         finally:
@@ -198,6 +203,9 @@ class Runner:
                 self._end(run, has_turn)
                 return
             await self._run(run)
+
+    def _in_slots(self) -> Counter[tuple[str, str]]:
+        return Counter((run.job.queue, run.job.group) for run in self.runs.values())
 
     async def _turn(self, job: TakenJob, place: AsyncExitStack) -> Literal[True]:
         # (Groups of one name in two queues may belong to two tenants.)

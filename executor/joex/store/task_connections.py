@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_FOR_TASKS = 30
 """Connections of an executor for tasks. Where it has more slots, a group may have one more while it has fewer than
-twice as many as are free: alone it has 20, and those who come then find ten. (Dynamic thresholds, Choudhury and Hahne
+twice as many as are free: alone it has 20, and who comes then finds ten. (Dynamic thresholds, Choudhury and Hahne
 1998: a fixed limit would keep too many free for others that are not there, or too few. Transactions may take hours.)"""
 _OF_FREE = 2
 _FOR_NEW = 6

@@ -157,8 +157,8 @@ BEGIN
     RETURN (SELECT j.resubmit_requested FROM joex_private.job j WHERE j.id = joex_private.visible('{work}', id));
 END $$;
 
--- Remove a job and its log. A running job gets a cancel request, and disappears when its run has ended; of its log, lines beyond 10,000 are
--- deleted within a few days. Returns ok or not_found.
+-- Remove a job and its log. A running job gets a cancel request, and disappears when its run has ended; of a longer log than 10,000
+-- lines, maintenance deletes the rest within some days. Returns ok or not_found.
 CREATE OR REPLACE FUNCTION joex.remove(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
