@@ -19,7 +19,7 @@ from uuid import UUID
 
 from joex.client.blocking import blocking
 from joex.core.job import TakenJob
-from joex.core.text import cut, traced
+from joex.core.text import ErrorTexts, cut
 from joex.errors import Cancel, ConfigError, Fail, InvalidJob, WorkerConflict
 from joex.store import runs
 from joex.store.adapters import PsycopgAdapter
@@ -139,7 +139,7 @@ class JobLog:
         if error is None and exc_info and not isinstance(exc_info, tuple):
             error = sys.exception()
         if error is not None:
-            text = f"{text}\n{traced(error)}"
+            text = f"{text}\n{ErrorTexts(error).trace()}"
         self._reports.log(self._job, level, text)
 
 

@@ -71,6 +71,8 @@ class Places(Generic[H]):
         self._has[holder] -= 1
         if not self._has[holder]:
             del self._has[holder]
+        if holder in self._waiting:
+            self._waiting[holder] = self._waiting.pop(holder)  # behind its equals
         while (following := self._next()) is not None:
             turn = next(iter(self._waiting[following]))
             self._leave(following, turn)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from joex.core.text import is_long
+from joex.core.text import ErrorTexts
 from joex.core.trace_context import headers_of, trace_context_of
 
 if TYPE_CHECKING:
@@ -97,15 +97,16 @@ def flush() -> None:
             force_flush()
 
 
-def record_error(error: BaseException) -> None:
+def record_error(texts: ErrorTexts) -> None:
     """Note an exception in the span of the run whose code has raised it."""
     if is_on():
         from opentelemetry import trace  # noqa: PLC0415 - see above
 
         span = trace.get_current_span()
-        span.set_attribute("error.type", type(error).__qualname__)
-        if not is_long(error):
-            span.record_exception(error)
+        span.set_attribute("error.type", type(texts.error).__qualname__)
+        if not texts.is_long:
+            with suppress(BaseException):  # of the error's own attributes
+                span.record_exception(texts.error)
 
 
 class Submission:

@@ -3,8 +3,9 @@
 import asyncio
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import asyncpg
@@ -379,29 +380,78 @@ class BareRetry(joex.Retry):
         pass
 
 
+class FieldsError(Exception):
+    """An error whose missing attributes raise something else, as in a client of some API."""
+
+    fields: ClassVar[dict[str, str]] = {}
+
+    def __getattr__(self, name: str) -> str:
+        return self.fields[name]
+
+
+class ClosedError(Exception):
+    """An error that has no attributes at all."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+class LazyGroup(ExceptionGroup[Exception]):
+    """A group whose members can't be read."""
+
+    @property
+    def exceptions(self) -> tuple[Exception, ...]:
+        raise RuntimeError
+
+
+class MuteFail(joex.Fail):
+    """An error without a message."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def caused() -> Exception:
+    """An error whose cause is one of these."""
+    error = ValueError("caused")
+    error.__cause__ = FieldsError()
+    return error
+
+
+def lazy() -> Exception:
+    """A group whose members can't be read."""
+    return LazyGroup("lazy", [ValueError()])
+
+
 @pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
 @pytest.mark.parametrize(
-    "error",
+    "raised",
     [
-        SystemExit(1),
-        KeyboardInterrupt(),
-        StopIteration(),
-        StopAsyncIteration(),
-        GeneratorExit(),
-        asyncio.CancelledError(),
-        BareRetry(),
+        SystemExit,
+        KeyboardInterrupt,
+        StopIteration,
+        StopAsyncIteration,
+        GeneratorExit,
+        asyncio.CancelledError,
+        BareRetry,
+        FieldsError,
+        caused,
+        lazy,
+        MuteFail,
+        ClosedError,
     ],
-    ids=lambda error: type(error).__name__,
 )
 async def test_whatever_a_task_raises_its_job_has_an_end_and_the_executor_lives(
-    client: AnyClient, database_url: str, error: BaseException, *, in_thread: bool
+    client: AnyClient, database_url: str, raised: Callable[[], BaseException], *, in_thread: bool
 ) -> None:
-    app = joex.App()
+    app, error = joex.App(), raised()
 
     async def task(ctx: joex.Context) -> None:
+        ctx.log.error("its line", exc_info=error)
         raise error
 
     def task_in_thread(ctx: joex.Context) -> None:
+        ctx.log.error("its line", exc_info=error)
         raise error
 
     app.task("task", retries=0)(task_in_thread if in_thread else task)
@@ -415,6 +465,7 @@ async def test_whatever_a_task_raises_its_job_has_an_end_and_the_executor_lives(
         await inside.ended(second)
     assert (await client.get(first)).state == "failed"
     assert (await client.get(second)).state == "success"
+    assert (await client.log(first))[0].message.startswith("its line\n")
 
 
 async def test_sys_exit_in_a_task_does_not_end_the_executor(client: AnyClient, database_url: str) -> None:

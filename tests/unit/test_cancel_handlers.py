@@ -4,11 +4,14 @@ import asyncio
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import joex
 from joex.core.job import TakenJob
 from joex.runtime.calling import Caller
 from joex.runtime.run import Defaults
+
+JOB = TakenJob(UUID(int=1), UUID(int=2), 1, "default", "a", "t", "{}", "low", "", "", 0, 0, None, 0.0)
 
 app = joex.App()
 interrupted: list[bool] = []
@@ -40,7 +43,7 @@ class Lines:
 
 async def test_a_handler_that_takes_longer_than_the_timeout_of_its_task_is_interrupted():
     reports = Lines()
-    run: Any = SimpleNamespace(job=None, context=None, args={}, worker=None)
+    run: Any = SimpleNamespace(job=JOB, context=None, args={}, worker=None)
     await Caller(1, Defaults(0, timedelta(), None), reports, None, 1000).call_cancel_handler(run, task)
     assert interrupted
     [line] = reports.lines

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from joex.core.job import TakenJob
-from joex.core.text import LONGEST_TEXT, cut
+from joex.core.text import LONGEST_TEXT, ErrorTexts, cut
 from joex.errors import Retry
 from joex.runtime.judge import tell_handlers
 from joex.runtime.text import error_line, error_trace, storable
@@ -49,6 +49,21 @@ def chain(length: int) -> Exception:
     return error
 
 
+def deep(tracebacks: int) -> Exception:
+    """Errors of as many endless recursions."""
+
+    def endless() -> None:
+        endless()
+
+    errors = []
+    for _ in range(tracebacks):
+        try:
+            endless()
+        except RecursionError as error:
+            errors.append(error)
+    return ExceptionGroup("deep", errors)
+
+
 def noted(note: str) -> Exception:
     """An error with a note."""
     error = ValueError("x")
@@ -63,8 +78,9 @@ def noted(note: str) -> Exception:
         noted("x\n" * LONGEST_TEXT),
         chain(250),
         ExceptionGroup("many", [ValueError(nr) for nr in range(250)]),
+        deep(5),
     ],
-    ids=["message", "note", "causes", "members"],
+    ids=["message", "note", "causes", "members", "frames"],
 )
 def test_a_traceback_that_would_take_long_is_made_without_what_takes_long(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -75,7 +91,7 @@ def test_a_traceback_that_would_take_long_is_made_without_what_takes_long(
         patched.setattr(traceback, "format_exception", None)
         trace = error_trace(error)
     assert error_line(error)[:10] in trace
-    tell_handlers(error, JOB)
+    tell_handlers(ErrorTexts(error), error_line(error), JOB)
     assert f"task t failed in attempt 1: {error_line(error)}" in caplog.text
 
 

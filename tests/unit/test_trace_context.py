@@ -49,8 +49,9 @@ def test_joex_does_not_import_opentelemetry_by_itself():
 import sys
 import joex.client.client, joex.cli.executor, joex.observe.spans, joex.runtime.executor, joex.sync
 from joex import tracing
+from joex.core.text import ErrorTexts
 with tracing.submitting("t", "q", "g"), tracing.receiving(None):
-    tracing.record_error(ValueError())
+    tracing.record_error(ErrorTexts(ValueError()))
 assert not tracing.is_on()
 print(sorted(name for name in sys.modules if name.partition(".")[0] == "opentelemetry"))
 """

@@ -197,6 +197,11 @@ class TakenJob(NamedTuple):
     trace_context: str | None = None
 
     @property
+    def tenant(self) -> tuple[str, str]:
+        """Its queue and its group: groups of one name in two queues may belong to two tenants."""
+        return self.queue, self.group
+
+    @property
     def is_marked_first(self) -> bool:
         """Whether its start is marked before its code runs."""
         return self.losses > 1

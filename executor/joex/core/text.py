@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 
 LONGEST_TEXT = 100_000
 """The most characters of such a text. `joex_private.cut` in sql/10_common.sql has the same limit, and the same mark."""
 
 _MOST_CAUSES = 200  # with the members of exception groups
+_MOST_FRAMES = 3000  # of all of them: an endless recursion has 1000
+_LAST_FRAMES = 100
 _MARK = 40  # characters that the mark may have
 
 
@@ -23,35 +26,58 @@ def cut(text: str, longest: int = LONGEST_TEXT) -> str:
 def said(error: BaseException) -> str:
     """The message of an error."""
     try:
-        return str(error)
+        return "".join((str(error),))  # (a plain text, where a class gives one of a class of its own)
     except BaseException:  # noqa: BLE001 - an error class of a task may raise here, and must not end the executor
         return "(its message can't be shown)"
 
 
-def is_long(error: BaseException) -> bool:
-    """Whether a traceback with all messages, notes and causes takes long: for some megabytes of lines, seconds."""
-    seen, size, following = set[int](), 0, [error]
-    while following:
-        one = following.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        notes = getattr(one, "__notes__", None)
-        size += len(said(one))
-        size += sum(len(note) for note in notes if isinstance(note, str)) if isinstance(notes, list) else 0
-        if len(seen) > _MOST_CAUSES or size > LONGEST_TEXT:
-            return True
-        others = (one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()))
-        following += [other for other in others if other is not None]
-    return False
+class ErrorTexts:
+    """The texts of an error of a task, whatever its own code does; its message is made once, as that may take long.
 
+    Attributes:
+        error: the error.
+        message: its message.
+        is_long: whether a traceback with all messages, notes and causes takes long (for some megabytes of lines, or
+            100,000 frames, seconds), or can't be made.
+    """
 
-def traced(error: BaseException) -> str:
-    """An error with its traceback; of one that `is_long`, without its causes, and with the beginning of its message."""
-    if not is_long(error):
-        return "".join(traceback.format_exception(error)).rstrip()
-    message = cut(said(error), LONGEST_TEXT // 10)
-    return f"{''.join(traceback.format_tb(error.__traceback__))}{type(error).__qualname__}: {message}"
+    __slots__ = ("error", "is_long", "message")
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.message = said(error)
+        self.is_long = True
+        with suppress(BaseException):  # of the error's own attributes
+            self.is_long = self._is_long()
+
+    def _is_long(self) -> bool:
+        seen, size, frames, following = set[int](), 0, 0, [self.error]
+        while following:
+            one = following.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            notes = getattr(one, "__notes__", None)
+            size += len(self.message if one is self.error else said(one))
+            size += sum(len(note) for note in notes if isinstance(note, str)) if isinstance(notes, list) else 0
+            frame = one.__traceback__
+            while frame is not None and frames <= _MOST_FRAMES:
+                frame, frames = frame.tb_next, frames + 1
+            if len(seen) > _MOST_CAUSES or size > LONGEST_TEXT or frames > _MOST_FRAMES:
+                return True
+            others = (one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()))
+            following += [other for other in others if other is not None]
+        return False
+
+    def trace(self) -> str:
+        """The error with its traceback; of one that is long, the last frames and the beginning of its message."""
+        if not self.is_long:
+            with suppress(BaseException):  # of the error's own attributes, which `traceback` reads too
+                return "".join(traceback.format_exception(self.error)).rstrip()
+        frames = ""
+        with suppress(BaseException):
+            frames = "".join(traceback.format_tb(self.error.__traceback__, -_LAST_FRAMES))
+        return f"{frames}{type(self.error).__qualname__}: {cut(self.message, LONGEST_TEXT // 2)}"
 
 
 def printable(text: str) -> str:

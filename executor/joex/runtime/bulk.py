@@ -43,8 +43,7 @@ class TooSlow(JoexError):
 class Turns:
     """The connections of one direction, which the groups of queues share by the time for which they have them.
 
-    (Groups of one name in two queues may belong to two tenants.) A group has none while another one with fewer of them
-    waits; of equals the one comes next that has had them for the
+    A group has none while another one with fewer of them waits; of equals the one comes next that has had them for the
     shortest time. (Start-time Fair Queuing, Goyal, Vin and Cheng 1996: a group that comes, or comes back, has no credit
     for the time in which it wanted none, and owes what it has had beyond the others.) One value of a group may take a
     hundred times as long as one of another.
@@ -126,7 +125,7 @@ class Bulk:
         limit, tries = _BASE + size / SLOWEST, 0
         while True:
             try:
-                async with self._turns.of((job.queue, job.group)), _lent(self._pool) as connection:
+                async with self._turns.of(job.tenant), _lent(self._pool) as connection:
                     try:
                         async with asyncio.timeout(limit):
                             value = await move(connection)

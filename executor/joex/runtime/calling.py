@@ -13,6 +13,7 @@ from typing import Any
 from joex.context import RunReports, SyncConnection
 from joex.errors import JoexError
 from joex.extras import needs
+from joex.runtime.judge import Turns
 from joex.runtime.process_handle import Ended, JsonText
 from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
@@ -31,6 +32,7 @@ class Caller:
         self._defaults = defaults
         self._reports = reports
         self._loop = asyncio.get_running_loop()
+        self.texts = Turns()
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
 
     def close(self) -> None:
@@ -112,11 +114,15 @@ class Caller:
                 await _within(limit, handler(run.context, **run.args))
             else:
                 await self._in_thread(run, handler)
+        except Ended as error:
+            self._log_failed_handler(run, error.trace or error.outcome.error)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
-            said = error.trace or error.outcome.error if isinstance(error, Ended) else error_trace(error)
-            self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")
+            self._log_failed_handler(run, await self.texts.made(run.job, functools.partial(error_trace, error)))
         finally:
             run.kill = None
+
+    def _log_failed_handler(self, run: Run, said: str | None) -> None:
+        self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")
 
 
 @contextlib.contextmanager

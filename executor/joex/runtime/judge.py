@@ -2,41 +2,81 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import TypeVar
 
 from joex.core.duration import parse_duration
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Outcome
-from joex.core.text import is_long
+from joex.core.text import ErrorTexts
 from joex.errors import Cancel, Fail, Retry
-from joex.runtime.text import error_line, error_trace, storable
+from joex.places import Places
+from joex.runtime.text import error_line, storable
 from joex.tracing import record_error
 
+T = TypeVar("T")
+
 _log = logging.getLogger("joex.run")  # for handlers of the application: Joex itself writes tracebacks to job logs alone
+
+_SHORT = 0.02  # seconds
+
+
+class Turns:
+    """In which the groups make the texts of their errors in the event loop, where others wait meanwhile.
+
+    The message of one may take half a second (of 500,000 wrong values, say). What takes that long is followed by a
+    pause as long, so that twenty such errors do not keep the executor from all else until its lease is over.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._places: Places[tuple[str, str]] = Places(1)
+
+    async def made(self, job: TakenJob, make: Callable[[], T]) -> T:
+        """What ``make`` returns."""
+        async with self._places.one_of(job.tenant):
+            began = self._clock()
+            made = make()
+            seconds = self._clock() - began
+            if seconds > _SHORT:
+                await asyncio.sleep(seconds)
+            return made
 
 
 def judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:
     """The outcome of a run whose code raised, and the traceback for the job's log; None: the task chose this end."""
+    try:
+        return _judged(error, job)
+    except BaseException:  # noqa: BLE001 - of the error's own code: even `isinstance` reads an attribute
+        return Outcome(Ending.RAISED, "the task raised an error that can't be shown"), None
+
+
+def _judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:
+    texts = ErrorTexts(error)
+    line = error_line(error, texts.message)
     if isinstance(error, Cancel):
-        return Outcome(Ending.CANCELLED, error_line(error)), None
-    record_error(error)
+        return Outcome(Ending.CANCELLED, line), None
+    record_error(texts)
     if isinstance(error, Fail):
-        return Outcome(Ending.FAILED, storable(str(error)) or "the task failed for good"), None
+        return Outcome(Ending.FAILED, storable(texts.message) or "the task failed for good"), None
     if isinstance(error, Retry):
-        return Outcome(Ending.RAISED, error_line(error), _delay(error)), None
-    tell_handlers(error, job)
-    return Outcome(Ending.RAISED, error_line(error)), error_trace(error)
+        return Outcome(Ending.RAISED, line, _delay(error)), None
+    tell_handlers(texts, line, job)
+    return Outcome(Ending.RAISED, line), storable(texts.trace())
 
 
-def tell_handlers(error: BaseException, job: TakenJob) -> None:
-    """Pass the error of a run to the handlers of the application; of one that is long, a line."""
+def tell_handlers(texts: ErrorTexts, line: str, job: TakenJob) -> None:
+    """Pass the error of a run to the handlers of the application; of one that is long, this line."""
     with suppress(Exception):  # of the handlers
-        if is_long(error):
-            _log.error("task %s failed in attempt %d: %s", job.task, job.attempt + 1, error_line(error))
+        if texts.is_long:
+            _log.error("task %s failed in attempt %d: %s", job.task, job.attempt + 1, line)
         else:
-            _log.error("task %s failed in attempt %d", job.task, job.attempt + 1, exc_info=error)
+            _log.error("task %s failed in attempt %d", job.task, job.attempt + 1, exc_info=texts.error)
 
 
 def _delay(error: Retry) -> timedelta | None:

@@ -65,7 +65,7 @@ class Marks:
         return True
 
     def _left(self, job: TakenJob) -> float:
-        not_before, _ = self._pauses.get((job.queue, job.group), (0.0, 0.0))
+        not_before, _ = self._pauses.get(job.tenant, (0.0, 0.0))
         return not_before - self._loop.time()
 
     def ended(self, run: Run) -> None:
@@ -104,11 +104,11 @@ class Marks:
                 return None
         except JoexError as error:
             if isinstance(error, Locked):
-                _, pause = self._pauses.get((job.queue, job.group), (0.0, _FIRST_PAUSE))
-                self._pauses[job.queue, job.group] = self._loop.time() + pause, min(2 * pause, _LONGEST_PAUSE)
+                _, pause = self._pauses.get(job.tenant, (0.0, _FIRST_PAUSE))
+                self._pauses[job.tenant] = self._loop.time() + pause, min(2 * pause, _LONGEST_PAUSE)
             self.let_others_in(run)
             raise
-        self._pauses.pop((job.queue, job.group), None)
+        self._pauses.pop(job.tenant, None)
         self._loop.call_later(_ALONE_FOR, self.let_others_in, run)
         return True
 

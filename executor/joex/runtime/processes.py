@@ -117,7 +117,7 @@ class Processes:
                 process.close()
                 process = None
         if process is None:
-            async with self._starting.one_of((job.queue, job.group)):
+            async with self._starting.one_of(job.tenant):
                 process = await self._start()
         try:
             yield process

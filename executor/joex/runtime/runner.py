@@ -16,6 +16,7 @@ from joex.context import ConnectionSource, Context, RunReports, SyncConnection
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Interruption, Outcome, decide
+from joex.core.text import ErrorTexts
 from joex.errors import InvalidJob, JoexError
 from joex.places import Places
 from joex.runtime.calling import Caller
@@ -205,11 +206,10 @@ class Runner:
             await self._run(run)
 
     def _in_slots(self) -> Counter[tuple[str, str]]:
-        return Counter((run.job.queue, run.job.group) for run in self.runs.values())
+        return Counter(run.job.tenant for run in self.runs.values())
 
     async def _turn(self, job: TakenJob, place: AsyncExitStack) -> Literal[True]:
-        # (Groups of one name in two queues may belong to two tenants.)
-        await place.enter_async_context(self._in_processes.one_of((job.queue, job.group)))
+        await place.enter_async_context(self._in_processes.one_of(job.tenant))
         return True
 
     async def _run(self, run: Run) -> None:
@@ -234,8 +234,10 @@ class Runner:
             finally:
                 run.interruptible = False
             outcome, result, message = _RETURNED, self._result(run, value), _message(run)
+        except Ended as error:
+            outcome = self._ended(run, error)
         except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
-            outcome = self._judge(run, error)
+            outcome = await self._judge(run, error)
         try:
             if run.interruption is not None or outcome.ending is Ending.CANCELLED:
                 _uncancel()  # the cancellation has done its work, even if the code swallowed it
@@ -324,21 +326,25 @@ class Runner:
             return value.text
         return None if value is None or run.context is None else run.context.result_text(value)
 
-    def _judge(self, run: Run, error: BaseException) -> Outcome:
+    async def _judge(self, run: Run, error: BaseException) -> Outcome:
         """The outcome of a run whose code raised."""
-        if isinstance(error, asyncio.CancelledError) and run.interruption is not None:
+        # (`isinstance` would read an attribute of the error, which may raise.)
+        if run.interruption is not None and issubclass(type(error), asyncio.CancelledError):
             return _STOPPED
-        if isinstance(error, Ended):
-            outcome, trace = error.outcome, error.trace  # the process has told the handlers of the application
-            if outcome.ending is not Ending.CANCELLED:
-                record_error(error)
-            if isinstance(error, ProcessDied):
-                tell_handlers(error, run.job)
-        else:
-            outcome, trace = judged(error, run.job)
+        outcome, trace = await self._caller.texts.made(run.job, lambda: judged(error, run.job))
         if trace is not None:
             self._reports.log(run.job, "error", trace)
         return outcome
+
+    def _ended(self, run: Run, ended: Ended) -> Outcome:
+        """The outcome of a run in a process; this process has told the handlers of the application, unless it died."""
+        if ended.outcome.ending is not Ending.CANCELLED:
+            record_error(ErrorTexts(ended))
+        if isinstance(ended, ProcessDied):
+            tell_handlers(ErrorTexts(ended), error_line(ended), run.job)
+        if ended.trace is not None:
+            self._reports.log(run.job, "error", ended.trace)
+        return ended.outcome
 
 
 async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T | Outcome:
