@@ -12,7 +12,7 @@ import pytest
 import joex
 from joex.core.events import LogLinesDropped, RunStarted
 from joex.errors import DatabaseUnavailable
-from joex.runtime import job_log_writer
+from joex.runtime import finisher, job_log_writer
 from joex.runtime.job_log_writer import JobLogWriter
 from joex.store import runs
 from joex.store.database import borrowed
@@ -106,6 +106,36 @@ async def test_progress_is_seen_while_the_job_runs_and_is_complete_in_the_end(
         go_on.set()
         await inside.ended(job_id)
     assert (await client.get(job_id)).progress == 100
+
+
+async def test_runs_end_while_another_one_reports_without_a_pause(
+    client: AnyClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their ends wait for the reports up to now, and not for those that come meanwhile."""
+    monkeypatch.setattr(finisher, "_NOTES_WITHIN", 10 * PATIENCE)
+    app = joex.App()
+    over = asyncio.Event()
+
+    @app.task("busy")
+    async def busy(ctx: joex.Context) -> None:
+        while not over.is_set():
+            ctx.progress(1)
+            ctx.log.info("a line")
+            await asyncio.sleep(0)
+
+    @app.task("short")
+    async def short(ctx: joex.Context) -> None:
+        ctx.log.info("it ends")
+
+    async with executor_inside(app, database_url) as inside:
+        first = await client.submit("busy")
+        await inside.log.wait_for(RunStarted)
+        second = await client.submit("short")
+        try:
+            await inside.ended(second)
+        finally:
+            over.set()
+        await inside.ended(first)
 
 
 async def test_a_full_log_buffer_drops_and_counts_lines_and_never_makes_the_job_wait(

@@ -114,11 +114,13 @@ class JobLogWriter:
             async with asyncio.timeout(seconds):
                 # A write that fails has not used this time up: it may have begun long before, or the database refuses
                 # connections at once.
-                while True:
-                    with suppress(JoexError, OSError):
+                is_written = False
+                while not is_written or self._lines or self._progress:
+                    try:
                         await self.flush()
-                        return
-                    await asyncio.sleep(FIRST_RETRY)
+                        is_written = True
+                    except (JoexError, OSError):
+                        await asyncio.sleep(FIRST_RETRY)
         while not self._writing.done():  # (what waited for the one that is cancelled may begin another)
             self._writing.cancel()
             await asyncio.wait({self._writing})
@@ -134,8 +136,10 @@ class JobLogWriter:
         Raises:
             JoexError: the reports could not be written; they stay in the buffer, unless `close` drops them.
         """
+        if not self._writing.done():
+            await asyncio.wait({self._writing})  # which began with fewer reports
         if self._writing.done():
-            self._writing = asyncio.create_task(self._write_all())
+            self._writing = asyncio.create_task(self._write_present())
             self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # (the caller may leave)
         writing = self._writing
         await asyncio.wait({writing})
@@ -151,9 +155,10 @@ class JobLogWriter:
         """
         with suppress(JoexError, OSError):
             async with asyncio.timeout(seconds):
-                with suppress(JoexError, OSError):  # the first connection after an outage may be one from before it
+                try:
                     await self.flush()
-                await self.flush()
+                except (JoexError, OSError):  # the first connection after an outage may be one from before it
+                    await self.flush()
                 return True
         if not self._is_sent:
             raise DatabaseUnavailable("no connection came for the log lines")
@@ -164,11 +169,16 @@ class JobLogWriter:
         """Whether the buffer is empty, and no write is under way."""
         return not (self._lines or self._progress or self._locked) and self._writing.done()
 
-    async def _write_all(self) -> None:
+    async def _write_present(self) -> None:
+        """Write what the buffer has now: a run can add to it for as long as it likes, and ends of others wait."""
         with self._lock:  # (only here, between batches: a batch on its way may have later progress)
             self._progress, self._locked = {**self._locked, **self._progress}, {}
-        while (batch := self._cut()) is not None:
+            left = len(self._lines)
+        batch = self._cut(left)
+        while batch is not None:
             await self._write(*batch)
+            left -= len(batch[0])
+            batch = self._cut(left) if left > 0 else None
         self._report_dropped()
 
     def _makes_room_for(self, lock_id: UUID) -> bool:
@@ -181,13 +191,13 @@ class JobLogWriter:
         self._lines_of[longest] -= 1
         return True
 
-    def _cut(self) -> _Batch | None:
+    def _cut(self, most: int = _BATCH) -> _Batch | None:
         with self._lock:
             if not self._lines and not self._progress:
                 return None
             lines: list[_Line] = []
             size = 0
-            while self._lines and len(lines) < _BATCH:
+            while self._lines and len(lines) < min(most, _BATCH):
                 size += _LINE_BYTES + len(self._lines[0].message)
                 if size > self._budget and lines:
                     break
