@@ -196,24 +196,27 @@ async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_lat
     assert [line.message for line in await job_logs.job_log(bench.connection, kept)] == ["x", "succeeded"]
 
 
-@pytest.mark.parametrize("how", ["its run ends", "its executor leaves"])
+@pytest.mark.parametrize("how", ["its runs end", "its executor leaves"])
 async def test_the_end_of_a_removed_job_deletes_a_part_of_a_long_log_and_maintenance_the_rest(bench, me, how):
     """The ends of other tenants' jobs come with it; so do those that an executor had, which come back together."""
-    job_id = await bench.submit()
-    taken = await bench.take_one(me)
-    await bench.connection.execute(
-        """INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
-           SELECT $1, 1, now(), 'info', 'x' FROM generate_series(1, 10003)""",
-        job_id,
-    )
-    assert await bench.connection.fetchval("SELECT joex.remove($1)", job_id) == "ok"
-    if how == "its run ends":
-        await bench.finish(taken)
+    ids = [await bench.submit(group=group) for group in ("a", "b", "a")]
+    taken = [await bench.take_one(me) for _ in ids]
+    for job_id, number in zip(ids, (10_003, 100, 10_003), strict=True):
+        await bench.connection.execute(
+            """INSERT INTO joex_private.job_log (job_id, attempt, at, level, message)
+               SELECT $1, 1, now(), 'info', 'x' FROM generate_series(1, $2)""",
+            job_id,
+            number,
+        )
+        assert await bench.connection.fetchval("SELECT joex.remove($1)", job_id) == "ok"
+    if how == "its runs end":
+        await runs.finish_many(bench.connection, [runs.EndedRun(one.id, one.lock_id, "success") for one in taken])
     else:
         await executors.leave(bench.connection, me)
     assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.job") == 0
     lines = "SELECT count(*) FROM joex_private.job_log"
-    assert 0 < await bench.connection.fetchval(lines) < 10
+    assert await bench.connection.fetchval(f"{lines} WHERE job_id = $1", ids[1]) == 0
+    assert 10_000 < await bench.connection.fetchval(lines) < 20_000
     assert await job_logs.forget_lines(bench.connection, UUID(int=0)) is None
     assert await bench.connection.fetchval(lines) == 0
 

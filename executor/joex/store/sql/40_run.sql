@@ -317,13 +317,15 @@ BEGIN
 END $$;
 
 -- Delete each of these jobs that has ended and has a removal request. (What puts back or ends the jobs of others must not wait for a long log:
--- its other lines, whose job is gone, go with forget_lines.)
+-- its other lines, whose job is gone, go with forget_lines. The jobs share the 10,000 lines, so that a short log is gone as a whole.)
 CREATE OR REPLACE FUNCTION joex_private.delete_removed(p_ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
     WITH gone AS (
         DELETE FROM joex_private.job j WHERE j.id = ANY (p_ids) AND j.remove_requested AND j.finished_at IS NOT NULL RETURNING j.id
     ) DELETE FROM joex_private.job_log d WHERE d.ctid = ANY (ARRAY(
-        SELECT l.ctid FROM gone CROSS JOIN LATERAL (SELECT g.ctid FROM joex_private.job_log g WHERE g.job_id = gone.id OFFSET 0) l
-        LIMIT 10000)) $$;
+        SELECT l.ctid FROM gone CROSS JOIN LATERAL (
+            SELECT g.ctid, row_number() OVER () AS nr FROM joex_private.job_log g WHERE g.job_id = gone.id
+            LIMIT (SELECT greatest(10000 / count(*), 200) FROM gone)
+        ) l ORDER BY l.nr LIMIT 10000)) $$;
 
 -- Announce the start of runs that end before their executor has marked them as running. free: the jobs that can end now; null: all.
 -- (Here and below: the caller has checked that there is a subscriber.)
