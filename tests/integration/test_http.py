@@ -1251,6 +1251,8 @@ async def test_calls_whose_bodies_are_on_the_way_keep_no_place_from_others(clien
             answer = await http.post("/api/v1/jobs", json={"task": "t"})
             detail = "1 bodies of your calls are on the way: try again"
             assert (answer.status_code, answer.json()["detail"]) == (503, detail)
+            report = await http.post("/api/v1/update", json={})
+            assert report.status_code == 400, "a report of a run is read"
         half[1].write(b'"task": "t"}')
         assert b" 201 " in await half[0].readline()
         half[1].close()

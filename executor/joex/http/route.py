@@ -72,7 +72,7 @@ class Route(APIRoute):
                 calls: Calls = request.app.state.calls
                 caller = await caller_of(request)
                 try:
-                    with calls.coming(caller.tenant):
+                    with calls.coming((caller.tenant, reports)):
                         await whole.body()
                         await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 except ClientDisconnect as error:
@@ -141,7 +141,7 @@ class Calls:
 
     @contextmanager
     def coming(self, tenant: Hashable) -> Iterator[None]:
-        """While the body of a call of this tenant is on the way.
+        """While the body of a call of this tenant, or of a report of a run of it, is on the way.
 
         Raises:
             HTTPException: 503: it has too many such calls.
