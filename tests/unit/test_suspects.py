@@ -18,7 +18,7 @@ from joex.runtime.finisher import End
 from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
 from joex.store.errors import Locked
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 app = joex.App()
 
@@ -126,6 +126,7 @@ async def test_a_suspect_that_others_wait_for_starts_beside_them_after_a_time_an
 ) -> None:
     """A run may wait for another job: for ever, if the suspect waits for that run."""
     monkeypatch.setattr(marks, "_ALONE_FOR", 0.05)
+    monkeypatch.setattr(marks, "_WRITTEN_WITHIN", 10 * PATIENCE)  # which is for ends that are not written, in that time
     other = slots.start(suspect=False)
     suspect = slots.start(suspect=True)
     await eventually(lambda: "begins" in slots.of(suspect))

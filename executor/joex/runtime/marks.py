@@ -113,14 +113,15 @@ class Marks:
         return True
 
     async def _until_alone(self, run: Run) -> None:
+        until = self._loop.time() + _ALONE_FOR
         # (A run may turn out to be cancelled when its end is written, and clean up.)
-        for seconds, is_in_the_way in (
+        for within, is_in_the_way in (
             (_ALONE_FOR, _may_run),
             (_WRITTEN_WITHIN, _is_there),
             (_ALONE_FOR, _may_run),
         ):
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout_at(min(until, self._loop.time() + within)):
                     while any(is_in_the_way(other) for other in self._runs.values() if other is not run):
                         self._changed.clear()
                         await self._changed.wait()
