@@ -471,6 +471,17 @@ async def test_the_executor_that_has_lost_a_job_says_whether_it_fails_and_not_wh
     assert [(await bench.job(job)).state for job in lost.values()] == ["failed", "waiting"]
 
 
+async def test_an_executor_that_leaves_fails_no_job_that_others_have_lost_more_often_than_it_allows(bench):
+    job_id = await bench.submit()
+    taker = await bench.executor("lost it")
+    await bench.start(await bench.take_one(taker))
+    await end(bench, taker)
+    taker = await bench.executor("allows none", most_losses=0)
+    await bench.start(await bench.take_one(taker))
+    await executors.leave(bench.connection, taker)
+    assert (await bench.job(job_id)).state == "waiting"
+
+
 async def lost(bench, nr, *, start=True):
     """An executor takes all waiting jobs, and dies; returns these jobs."""
     executor = await bench.executor(f"lost-{nr}")

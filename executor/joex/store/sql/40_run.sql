@@ -476,7 +476,7 @@ BEGIN
                                                   ELSE p_lost END AS lost) l
                   CROSS JOIN LATERAL (SELECT CASE WHEN p_died AND k.losses > 1 AND NOT k.suspect THEN 0 ELSE l.lost END AS charged) c
                   CROSS JOIN LATERAL joex_private.place_after(
-                      CASE WHEN k.losses + c.charged > p_most_losses AND NOT (p_by_worker AND k.key IS NOT NULL)
+                      CASE WHEN c.charged > 0 AND k.losses + c.charged > p_most_losses AND NOT (p_by_worker AND k.key IS NOT NULL)
                            THEN 'failed' ELSE 'waiting' END,
                       k.cancel_requested, k.resubmit_requested, k.priority, v_now, NULL) p
                   WHERE k.id = ANY (p_ids)) x
