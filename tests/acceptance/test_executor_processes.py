@@ -443,8 +443,9 @@ async def test_processes_are_started_for_the_groups_in_turns(house: House) -> No
             assert (await inside.ended(one)).verdict.state is State.SUCCESS
 
 
+@pytest.mark.parametrize("ends", ["a process is free", "the lease is over"])
 async def test_a_cancel_handler_that_begins_after_the_end_of_its_job_waits_for_a_process(
-    house: House, tmp_path: Path
+    house: House, tmp_path: Path, ends: str
 ) -> None:
     settings: dict[str, Any] = {"pool_size": 2, "process_slots": 1, "queues": ["own"], "lease": LONG}
     async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
@@ -459,8 +460,18 @@ async def test_a_cancel_handler_that_begins_after_the_end_of_its_job_waits_for_a
         await eventually(lambda: bool(registration.runner._in_processes._waiting), why="the handler waits")
         assert not (tmp_path / "one.cancelled").exists()
         assert process.is_running()
-        (tmp_path / "two.go").touch()
-        assert await said(tmp_path, "one.cancelled")
+        if ends == "a process is free":
+            (tmp_path / "two.go").touch()
+            assert await said(tmp_path, "one.cancelled")
+            return
+        registration.runner.kill()
+
+        async def is_in_its_log() -> bool:
+            lines = [line.message for line in await house.client.log(first)]
+            return "its on_cancel handler was not called: no process was free" in lines
+
+        await eventually(is_in_its_log)
+        assert not (tmp_path / "one.cancelled").exists()
 
 
 async def test_plain_functions_run_in_processes_by_default_if_the_executor_says_so(house: House) -> None:
