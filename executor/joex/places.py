@@ -6,9 +6,32 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 H = TypeVar("H", bound=Hashable)
+
+_OF_FREE = 2
+_FOR_NEW = 6
+
+
+def leaves_some(_: object, has: int, free: int) -> bool:
+    """A holder may have another one while it has fewer than twice as many as are free: alone it has two thirds of all.
+
+    (Dynamic thresholds, Choudhury and Hahne 1998: a fixed limit would keep too many free for others that are not there,
+    or too few. What has a place may take hours.) The last six are for those who have none: holders that come one after
+    the other would leave ever fewer.
+    """
+    return not has or (has < _OF_FREE * free and free > _FOR_NEW)
+
+
+class Turn(Protocol):
+    """One who waits, as a future does."""
+
+    def done(self) -> bool:
+        """Whether it waits no more."""
+
+    def set_result(self, result: None) -> None:
+        """It has a place."""
 
 
 class Places(Generic[H]):
@@ -33,40 +56,49 @@ class Places(Generic[H]):
         self._may_have = may
         self._in_slots = in_slots
         self._has: Counter[H] = Counter()
-        self._waiting: dict[H, dict[asyncio.Future[None], None]] = {}
+        self._waiting: dict[H, dict[Turn, None]] = {}
 
     def _may(self, holder: H) -> bool:
         if self._free == 0 or self._may_have is None:
             return self._free > 0
         return self._may_have(holder, self._has[holder], self._free)
 
+    def ask(self, holder: H, turn: Turn) -> None:
+        """Give this holder a place, now or later."""
+        # (This passes over nobody: none of those that wait may have one now, as `give_back` gives on what it can.)
+        if self._may(holder):
+            self._take(holder)
+            turn.set_result(None)
+        else:
+            self._waiting.setdefault(holder, {})[turn] = None
+
     @asynccontextmanager
     async def one_of(self, holder: H) -> AsyncIterator[None]:
         """Held while this holder has one."""
-        # (This passes over nobody: none of those that wait may have one now, as `_give_back` gives on what it can.)
         if self._may(holder):
-            self._take(holder)
+            self._take(holder)  # as `ask` does, without the cost of a turn
         else:
             turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(holder, {})[turn] = None
+            self.ask(holder, turn)
             try:
                 await turn
             except asyncio.CancelledError:
                 if turn.cancelled():
                     self._leave(holder, turn)
                 else:  # its turn has just come
-                    self._give_back(holder)
+                    self.give_back(holder)
                 raise
         try:
             yield
         finally:
-            self._give_back(holder)
+            self.give_back(holder)
 
     def _take(self, holder: H) -> None:
         self._free -= 1
         self._has[holder] += 1
 
-    def _give_back(self, holder: H) -> None:
+    def give_back(self, holder: H) -> None:
+        """Take a place from this holder, and give others what they may have now."""
         self._free += 1
         self._has[holder] -= 1
         if not self._has[holder]:
@@ -80,7 +112,7 @@ class Places(Generic[H]):
                 self._take(following)
                 turn.set_result(None)
 
-    def _leave(self, holder: H, turn: asyncio.Future[None]) -> None:
+    def _leave(self, holder: H, turn: Turn) -> None:
         turns = self._waiting.pop(holder, {})
         turns.pop(turn, None)
         if turns:

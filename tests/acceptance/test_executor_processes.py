@@ -23,6 +23,7 @@ import pytest_asyncio
 import joex
 from joex.core.events import RunStarted
 from joex.core.job import State
+from joex.core.outcome import Interruption
 from joex.errors import ConfigError
 from joex.runtime import process_handle
 from joex.runtime.job_log_writer import JobLogWriter
@@ -443,7 +444,7 @@ async def test_processes_are_started_for_the_groups_in_turns(house: House) -> No
             assert (await inside.ended(one)).verdict.state is State.SUCCESS
 
 
-@pytest.mark.parametrize("ends", ["a process is free", "the lease is over"])
+@pytest.mark.parametrize("ends", ["a process is free", "the lease is over", "the drain is over"])
 async def test_a_cancel_handler_that_begins_after_the_end_of_its_job_waits_for_a_process(
     house: House, tmp_path: Path, ends: str
 ) -> None:
@@ -464,7 +465,10 @@ async def test_a_cancel_handler_that_begins_after_the_end_of_its_job_waits_for_a
             (tmp_path / "two.go").touch()
             assert await said(tmp_path, "one.cancelled")
             return
-        registration.runner.kill()
+        if ends == "the lease is over":
+            registration.runner.kill()
+        else:
+            registration.runner.interrupt_all(Interruption.GIVE_BACK)
 
         async def is_in_its_log() -> bool:
             lines = [line.message for line in await house.client.log(first)]
@@ -472,6 +476,7 @@ async def test_a_cancel_handler_that_begins_after_the_end_of_its_job_waits_for_a
 
         await eventually(is_in_its_log)
         assert not (tmp_path / "one.cancelled").exists()
+        (tmp_path / "two.go").touch()
 
 
 async def test_plain_functions_run_in_processes_by_default_if_the_executor_says_so(house: House) -> None:

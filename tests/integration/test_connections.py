@@ -14,10 +14,9 @@ import asyncpg
 import pytest
 
 import joex
-from joex import Client
+from joex import Client, places
 from joex.core.events import DatabaseTrouble, RunStarted, TroubleOver
 from joex.errors import ConfigError, DatabaseUnavailable
-from joex.store import task_connections
 from joex.store.database import close_pool, connect, create_pool, lent
 from joex.store.task_connections import TaskConnections
 from tests.support.apps import AnyClient
@@ -301,7 +300,7 @@ async def test_a_block_that_waits_for_long_for_another_one_of_its_run_says_so_in
 @pytest.fixture
 async def six(database_url, monkeypatch):
     """Six connections for the tasks of more slots, of them one for groups that have none."""
-    monkeypatch.setattr(task_connections, "_FOR_NEW", 1)
+    monkeypatch.setattr(places, "_FOR_NEW", 1)
     tasks = await create_pool(database_url, most=6, for_tasks=True)
     yield TaskConnections(tasks, 10)
     await close_pool(tasks)

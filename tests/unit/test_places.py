@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from joex.places import Places
+from joex.places import Places, leaves_some
 from joex.store import task_connections
 
 
@@ -53,7 +53,7 @@ async def test_what_a_group_has_counts_by_its_slots_which_follow_its_weight() ->
 
 async def test_a_group_leaves_connections_for_tasks_to_others_by_how_many_are_free() -> None:
     def all_of_them() -> Holders:
-        return Holders(Places(task_connections.MOST_FOR_TASKS, task_connections._may))
+        return Holders(Places(task_connections.MOST_FOR_TASKS, leaves_some))
 
     alone, together = all_of_them(), all_of_them()
     for group in "abcdefghi":

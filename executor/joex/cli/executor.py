@@ -7,7 +7,6 @@ import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +28,7 @@ from joex.exits import left_tasks
 from joex.http.certificate import Certificate, certificate_of
 from joex.http.connection_shares import MOST, SharingClient
 from joex.http.listening import address_of, listen
+from joex.runtime.task_threads import TaskThreads
 from joex.store.database import create_pool
 
 if TYPE_CHECKING:
@@ -68,15 +68,16 @@ def executor(
     # theirs at once, hence a threshold by slots. (Set before the app is loaded, because the app may know a better one.)
     gc.set_threshold(max(_COLLECT_AFTER, _OF_A_RUN * settings.pool_size))
     tasks = load_app(app)
+    process_server = [sys.executable, "-m", "joex.cli.process_server", app]
     with database(settings.url) as url:
-        _run_on_a_loop(_run(tasks, settings, url, [sys.executable, "-m", "joex.cli.process_server", app]))
+        _run_on_a_loop(_run(tasks, settings, url, process_server), settings.pool_size)
 
 
-def _run_on_a_loop(running: Coroutine[Any, Any, None]) -> None:
+def _run_on_a_loop(running: Coroutine[Any, Any, None], slots: int) -> None:
     """Run this on an event loop. What tasks have left there gets a few seconds to end."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         loop = runner.get_loop()
-        loop.set_default_executor(_LeftThreads(thread_name_prefix="asyncio"))
+        loop.set_default_executor(TaskThreads(slots))
         main = loop.create_task(running)
         while not main.done():
             # Of an asyncio task that a run has started: that run fails, but the exception leaves the loop, too.
@@ -88,13 +89,6 @@ def _run_on_a_loop(running: Coroutine[Any, Any, None]) -> None:
             runner.close()
         left_tasks.extend(task for task in left if not task.done())
     main.result()
-
-
-class _LeftThreads(ThreadPoolExecutor):
-    """The threads of ``asyncio.to_thread``. The loop does not wait for their end: tasks may occupy them for ever."""
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as there
-        super().shutdown(wait=False, cancel_futures=cancel_futures)
 
 
 async def _run(app: App, settings: Settings, url: str, process_server: list[str]) -> None:

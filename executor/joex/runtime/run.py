@@ -12,6 +12,7 @@ from typing import Any
 from joex.context import Context
 from joex.core.job import TakenJob
 from joex.core.outcome import Interruption
+from joex.runtime.task_threads import TENANT
 from joex.task import Task
 
 
@@ -43,6 +44,7 @@ class Run:
         self.args: dict[str, Any] = {}
         self.args_text = ""  # of a task that runs in a process, which parses them
         self.variables = contextvars.copy_context()  # the context variables of the task's code, and its cancel handler
+        self.variables.run(TENANT.set, job.tenant)
         self.started: float | None = None
         self.interruption: Interruption | None = None
         self.interruptible = False  # the task's code is at an await, or in a process, and may be interrupted there

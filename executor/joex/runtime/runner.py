@@ -158,6 +158,10 @@ class Runner:
         Interrupts a run once, so that the task can clean up undisturbed. A later reason replaces an earlier one only
         if it is stronger: a lost run stays lost.
         """
+        if run.is_cleaning_up:
+            if why is not Interruption.CANCEL:  # (that has brought it here)
+                self._interrupt_clean_up(run)
+            return
         if why is Interruption.LOST and run.is_executing:
             self._on_overrun(run.job)
         if run.interruption is not None:
@@ -168,6 +172,12 @@ class Runner:
             run.context.ask_to_end()
         if run.interruptible and run.worker is not None:
             run.worker.cancel()
+
+    def _interrupt_clean_up(self, run: Run) -> None:
+        if run.context is not None:
+            run.context.ask_to_end()
+        if run.kill is not None and not run.is_executing:  # it waits for a process
+            run.kill()
 
     def interrupt_all(self, why: Interruption) -> None:
         """Interrupt all runs."""

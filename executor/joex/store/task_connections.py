@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import asyncpg
 
 from joex.errors import JoexError
-from joex.places import Places
+from joex.places import Places, leaves_some
 from joex.store.connection import BREAKS, Host, drop
 from joex.store.database import SERVICE_WITHIN, borrowed, connect, lent
 from joex.store.errors import translated
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 MOST_FOR_TASKS = 30
-"""Connections of an executor for tasks. Where it has more slots, a group may have one more while it has fewer than
-twice as many as are free: alone it has 20, and who comes then finds ten. (Dynamic thresholds, Choudhury and Hahne
-1998: a fixed limit would keep too many free for others that are not there, or too few. Transactions may take hours.)"""
-_OF_FREE = 2
-_FOR_NEW = 6
-"""Of them, those that are for groups that have none: groups that come one after the other would leave ever fewer."""
+"""Connections of an executor for tasks, which groups share where it has more slots."""
 _CHECK_EVERY = 5.0
 _HELD = 8_000_000  # bytes of a statement that proxies and kernels on the way hold at most,
 _SLOWEST = 500_000  # and bytes a second with which they pass them on
@@ -55,7 +50,7 @@ class TaskConnections:
     def __init__(self, pool: asyncpg.Pool[Any], slots: int) -> None:
         self._pool = pool
         most = pool.get_max_size()
-        self._places: Places[_Group] = Places(most, None if slots <= most else _may)
+        self._places: Places[_Group] = Places(most, None if slots <= most else leaves_some)
         self._lent: set[PoolConnectionProxy[Any]] = set()
 
     def of(self, queue: str, group: str) -> _OfGroup:
@@ -111,10 +106,6 @@ class TaskConnections:
         long_ago = asyncio.get_running_loop().time() - _CHECK_EVERY
         found = {one: _Seen.of(one) for one in self._lent}
         return {one: seen for one, seen in found.items() if seen is not None and seen.asked_at < long_ago}
-
-
-def _may(_: _Group, has: int, free: int) -> bool:
-    return not has or (has < _OF_FREE * free and free > _FOR_NEW)
 
 
 class _OfGroup:

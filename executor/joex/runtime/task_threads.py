@@ -1,0 +1,90 @@
+"""The threads of ``asyncio.to_thread`` in an executor, which its groups share as they share connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
+
+from joex.places import Places, leaves_some
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TENANT: ContextVar[tuple[str, str] | None] = ContextVar("joex_tenant", default=None)
+"""The queue and the group of the run whose code this is."""
+_MORE = 32  # threads beside one for each slot: Python's default has at most as many
+_OWN = 16  # for Joex itself
+
+
+class TaskThreads(ThreadPoolExecutor):
+    """The default executor of an event loop. The loop does not wait for its end: tasks may occupy threads for ever.
+
+    Args:
+        slots: runs at a time.
+    """
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots + _MORE + _OWN, thread_name_prefix="asyncio")
+        self._places: Places[tuple[str, str]] = Places(slots + _MORE, leaves_some)
+        self._lock = threading.Lock()  # of the places: a call ends in its thread
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call a function in a thread, in the turn of the group whose code submits it."""
+        tenant = TENANT.get()
+        if tenant is None:
+            return super().submit(fn, *args, **kwargs)
+        call = _Call(lambda: fn(*args, **kwargs), lambda: self._given_back(tenant), super().submit)
+        with self._lock:
+            self._places.ask(tenant, call)
+        if call.refusal is not None:
+            raise call.refusal
+        return call.future
+
+    def _given_back(self, tenant: tuple[str, str]) -> None:
+        with self._lock:
+            self._places.give_back(tenant)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as there
+        """Begin no more calls."""
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
+
+
+class _Call:
+    """A call, and its turn."""
+
+    def __init__(self, call: Callable[[], Any], ended: Callable[[], None], submit: Callable[..., Any]) -> None:
+        self.future: Future[Any] = Future()
+        self.refusal: RuntimeError | None = None
+        self._call = call
+        self._ended = ended
+        self._submit = submit
+
+    def done(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.future.cancelled()
+
+    def set_result(self, _: None) -> None:
+        """It has its turn."""
+        try:
+            self._submit(self._run)
+        except RuntimeError as error:
+            # The system has no room for another thread, or the loop closes. (`_run` comes all the same where another
+            # thread is free later, and gives the place back.)
+            self.refusal = error
+            self.future.cancel()
+
+    def _run(self) -> None:
+        result = error = None
+        is_wanted = self.future.set_running_or_notify_cancel()
+        try:
+            result = self._call() if is_wanted else None
+        except BaseException as raised:  # noqa: BLE001 - as in the pool itself
+            error = raised
+        self._ended()  # before its caller goes on, which may ask for the next one
+        if is_wanted and error is None:
+            self.future.set_result(result)
+        elif is_wanted:
+            self.future.set_exception(error)
