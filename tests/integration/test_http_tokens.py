@@ -725,6 +725,19 @@ async def test_the_calls_of_one_tenant_leave_places_to_the_others(http_as, owner
         assert (await tenant.get("/api/v1/jobs")).status_code == 200
 
 
+async def test_the_calls_of_a_token_that_is_not_bound_leave_places_to_the_others(http_as, owner, client, monkeypatch):
+    monkeypatch.setattr(route, "MOST_OF_UNBOUND", 1)
+    wait = {"type": "mails", "wait": "60s"}
+    async with http_as("work", "view", name="workers") as workers, http_as("view", name="other") as other:
+        waits = asyncio.create_task(workers.post("/api/v1/accept", json=wait, timeout=PATIENCE))
+        await eventually(lambda: bool(client.connections.accept_waiters.waiting))
+        answer = await workers.get("/api/v1/jobs")
+        assert (answer.status_code, answer.json()["detail"]) == (503, "1 of your calls are being served: try again")
+        assert [(await one.get("/api/v1/jobs")).status_code for one in (other, owner)] == [200, 200]
+        await client.submit("t", queue="mails")
+        assert (await waits).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("limit", "full"),
     [("MOST_WAITING", "3 calls wait for a job: try again"), ("MOST_REQUESTS", "3 calls are being served: try again")],

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from joex.http.bodies import JsonRequest
-from joex.http.caller import caller_of, needs_of, refuse_if_gone, refuse_if_revoked
+from joex.http.caller import OWNER, caller_of, needs_of, refuse_if_gone, refuse_if_revoked
 from joex.http.dependencies import has_line
 from joex.http.passed_on import PassedOn
 from joex.http.slow_callers import until_read
@@ -30,6 +30,8 @@ MOST_REQUESTS = 700
 MOST_OF_TENANT = 200
 """Calls of a tenant that is bound to groups or queues, each until its answer is read: one tenant leaves places to the
 others, and keeps so many answers in memory."""
+MOST_OF_UNBOUND = 650
+"""The same for a token that is not bound, such as that of all workers."""
 MOST_WAITING = 600
 """Of all, calls that wait for a job: beside as many idle workers, runs can still report. The tenants share these."""
 MOST_AT_WORK = 4
@@ -77,7 +79,8 @@ class Route(APIRoute):
                         await refuse_if_revoked(request)  # its body may have been on the way for a minute
                 except ClientDisconnect as error:
                     raise HTTPException(400, "the body has no end") from error  # (the caller has gone)
-                most = MOST_OF_TENANT if caller.bounds.are_set else inf
+                unbound = inf if caller == OWNER else MOST_OF_UNBOUND
+                most = MOST_OF_TENANT if caller.bounds.are_set else unbound
                 unread: ExitStack = getattr(request.state, UNREAD)
                 with calls.served(caller.tenant, most, unread, may_wait=may_wait, reports=reports):
                     # (Reports have turns and a pace of their own: others submit what a worker is answered, and its
