@@ -1091,6 +1091,30 @@ async def test_lists_of_one_tenant_leave_connections_to_the_others(
         assert {(await one).status_code for one in reading} == {200}
 
 
+@pytest.mark.parametrize("bound", [{}, {"groups": ["acme"]}], ids=["not bound", "bound"])
+async def test_while_a_call_of_a_token_begins_its_others_wait_and_those_of_others_go_on(
+    application, http_as, owner, monkeypatch, bound
+):
+    began = turns.Turns.beginning
+    tenants, go_on = [], asyncio.Event()
+
+    @asynccontextmanager
+    async def begin(line: turns.Turns, tenant: Any, closing: asyncio.Event) -> AsyncIterator[None]:
+        async with began(line, tenant, closing):
+            tenants.append(tenant)
+            await go_on.wait()
+            yield
+
+    monkeypatch.setattr(turns.Turns, "beginning", begin)
+    async with http_as("view", name="many", **bound) as many:
+        calls = [asyncio.create_task(many.get("/api/info/version")) for _ in range(5)]
+        await eventually(lambda: application.state.calls._served.total() == 5)
+        assert (await asyncio.wait_for(owner.get("/api/info/version"), PATIENCE)).status_code == 200
+        assert len(tenants) == 1
+        go_on.set()
+        assert {(await one).status_code for one in calls} == {200}
+
+
 async def test_a_list_waits_for_none_of_another_tenant_however_long_these_take(application, http_as, connection):
     async with http_as("view", groups=["acme"]) as tenant, http_as("view", groups=["globex"]) as other:
         async with connection.transaction():

@@ -27,10 +27,8 @@ app = joex.App()
 async def task(ctx: joex.Context) -> None: ...
 
 
-def taken(*, suspect: bool, losses: int, args: str | None) -> TakenJob:
-    return TakenJob(
-        uuid4(), uuid4(), 1, "default", "default", "t", args, "low", "", "", 0, 0, None, 0.0, suspect, losses
-    )
+def taken(*, suspect: bool, losses: int, args: str | None, group: str = "default") -> TakenJob:
+    return TakenJob(uuid4(), uuid4(), 1, "default", group, "t", args, "low", "", "", 0, 0, None, 0.0, suspect, losses)
 
 
 class Slots:
@@ -57,8 +55,8 @@ class Slots:
             emit=lambda event: self._say("begins", event.job) if isinstance(event, RunStarted) else None,
         )
 
-    def start(self, *, suspect: bool, losses: int | None = None, args: str | None = "{}") -> TakenJob:
-        job = taken(suspect=suspect, losses=2 * suspect if losses is None else losses, args=args)
+    def start(self, *, suspect: bool, losses: int | None = None, args: str | None = "{}", **more: Any) -> TakenJob:
+        job = taken(suspect=suspect, losses=2 * suspect if losses is None else losses, args=args, **more)
         self.runner.start(job)
         return job
 
@@ -211,6 +209,22 @@ async def test_when_the_row_of_a_suspect_was_locked_the_next_ones_of_its_group_w
     slots.runner.interrupt(slots.runner.runs[second.lock_id], Interruption.GIVE_BACK)
     await slots.settled()
     assert slots.of(second) == ["waiting"]
+
+
+async def test_when_the_row_of_a_suspect_was_locked_the_executor_is_open_for_longer_than_it_was_closed(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever's suspect comes next: a tenant may have many groups."""
+    monkeypatch.setattr(marks, "_OPEN_FOR", 1e9)
+    slots.marking = fail
+    slots.start(suspect=True)
+    await slots.settled()
+    slots.marking = lambda: True
+    following = slots.start(suspect=True, group="another")
+    await slots.settled()
+    assert (slots.of(following), slots.runner.free) == ([], 2)
+    slots.runner.interrupt(slots.runner.runs[following.lock_id], Interruption.GIVE_BACK)
+    await slots.settled()
 
 
 async def test_a_mark_that_failed_while_the_database_was_away_delays_no_suspect(slots: Slots) -> None:

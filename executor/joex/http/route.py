@@ -94,6 +94,7 @@ class Route(APIRoute):
                         # (Before the next one of its calls goes on; and also if this one is refused later.)
                         for one in pacers:
                             calls.pace.count(one, await whole.body(), OF_BODY)
+                    if caller != OWNER:
                         async with calls.to_begin.beginning(caller.tenant, request.app.state.closing):
                             await refuse_if_revoked(request)  # likewise
                             await refuse_if_gone(whole)
