@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -21,27 +22,24 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         """
 
         async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
+            if not host or _is_address(host):
+                return await super().getaddrinfo(host, port, **more)
             return await self.run_in_executor(None, lambda: socket.getaddrinfo(host, port, **more))
 
         async def create_connection(
             self, protocol_factory: Any, host: Any = None, port: Any = None, **more: Any
         ) -> tuple[Any, Any]:
-            if host is None or _is_address(host):
+            if not host or _is_address(host) or more.get("local_addr") is not None or more.get("sock") is not None:
                 return await super().create_connection(protocol_factory, host, port, **more)
             if more.get("ssl") and more.get("server_hostname") is None:
                 more["server_hostname"] = host
             asked = {name: more.pop(name) for name in ("family", "proto", "flags") if name in more}
-            failed: list[OSError] = []
-            for family, _, proto, _, (address, number, *_) in await self.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, **asked
-            ):
-                try:
-                    return await super().create_connection(
-                        protocol_factory, address, number, family=family, proto=proto, **more
-                    )
-                except OSError as error:
-                    failed.append(error)
-            raise failed[0] if len(failed) == 1 else OSError("; ".join(map(str, failed)))
+            sock = await _connected(self, await self.getaddrinfo(host, port, type=socket.SOCK_STREAM, **asked))
+            try:
+                return await super().create_connection(protocol_factory, sock=sock, **more)
+            except BaseException:
+                sock.close()
+                raise
 
     return Loop()
 
@@ -49,6 +47,34 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def _is_address(host: str | bytes) -> bool:
     try:
         socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return True
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, found: Iterable[tuple[Any, ...]]) -> socket.socket:
+    """A socket that is connected to the first of these addresses that answers; the errors are as those of asyncio."""
+    failed: list[OSError] = []
+    try:
+        for family, kind, proto, _, (host, port, *more) in found:
+            scope = f"%{more[1]}" if more and more[1] else ""  # of an address that is local to a link
+            try:
+                sock = socket.socket(family, kind, proto)
+            except OSError as error:
+                failed.append(error)
+                continue
+            try:
+                sock.settimeout(0)
+                await loop.sock_connect(sock, (f"{host}{scope}", port))
+            except BaseException as error:
+                sock.close()
+                if not isinstance(error, OSError):
+                    raise
+                failed.append(error)
+            else:
+                return sock
+        if len({(type(error), error.errno) for error in failed}) == 1:
+            raise failed[0]
+        raise OSError("; ".join(map(str, failed)) or "no address was found")
+    finally:
+        failed = []  # (which the errors' tracebacks refer to)

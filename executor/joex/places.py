@@ -63,14 +63,15 @@ class Places(Generic[H]):
             return self._free > 0
         return self._may_have(holder, self._has[holder], self._free)
 
-    def ask(self, holder: H, turn: Turn) -> None:
-        """Give this holder a place, now or later."""
+    def ask(self, holder: H, turn: Turn) -> bool:
+        """Give this holder a place, now or later; returns whether it has one now."""
         # (This passes over nobody: none of those that wait may have one now, as `give_back` gives on what it can.)
         if self._may(holder):
             self._take(holder)
             turn.set_result(None)
-        else:
-            self._waiting.setdefault(holder, {})[turn] = None
+            return True
+        self._waiting.setdefault(holder, {})[turn] = None
+        return False
 
     @asynccontextmanager
     async def one_of(self, holder: H) -> AsyncIterator[None]:
@@ -84,7 +85,7 @@ class Places(Generic[H]):
                 await turn
             except asyncio.CancelledError:
                 if turn.cancelled():
-                    self._leave(holder, turn)
+                    self.leave(holder, turn)
                 else:  # its turn has just come
                     self.give_back(holder)
                 raise
@@ -107,12 +108,13 @@ class Places(Generic[H]):
             self._waiting[holder] = self._waiting.pop(holder)  # behind its equals
         while (following := self._next()) is not None:
             turn = next(iter(self._waiting[following]))
-            self._leave(following, turn)
+            self.leave(following, turn)
             if not turn.done():  # (else it was cancelled a moment ago)
                 self._take(following)
                 turn.set_result(None)
 
-    def _leave(self, holder: H, turn: Turn) -> None:
+    def leave(self, holder: H, turn: Turn) -> None:
+        """Wait no more."""
         turns = self._waiting.pop(holder, {})
         turns.pop(turn, None)
         if turns:

@@ -418,6 +418,19 @@ def caused() -> Exception:
     return error
 
 
+def masked() -> Exception:
+    """An error whose class has no name."""
+
+    class Masked(type):
+        def __getattribute__(cls, name: str) -> object:
+            raise RuntimeError(name)
+
+    class MaskedError(Exception, metaclass=Masked):
+        pass
+
+    return MaskedError()
+
+
 def lazy() -> Exception:
     """A group whose members can't be read."""
     return LazyGroup("lazy", [ValueError()])
@@ -439,6 +452,7 @@ def lazy() -> Exception:
         lazy,
         MuteFail,
         ClosedError,
+        masked,
     ],
 )
 async def test_whatever_a_task_raises_its_job_has_an_end_and_the_executor_lives(

@@ -211,8 +211,8 @@ async def test_an_executor_that_joins_runs_a_job_and_leaves_is_told(database_url
 async def test_an_executor_that_is_dead_is_told_once_and_its_jobs_that_fail_for_it(bench, me, subscribed, program):
     """Another transaction has locked the row of one job, which follows later."""
     poison, held = await bench.submit(), await bench.submit()
-    await bench.take(me, 2)
-    await bench.connection.execute("UPDATE joex_private.job SET losses = 100 WHERE id = $1", poison)
+    await bench.start(*await bench.take(me, 2))
+    await bench.connection.execute("UPDATE joex_private.job SET losses = 100, suspect = true WHERE id = $1", poison)
     await bench.silence(me, 6)
     await subscribed.all()
     async with program.connection.transaction():

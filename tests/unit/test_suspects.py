@@ -211,22 +211,6 @@ async def test_when_the_row_of_a_suspect_was_locked_the_next_ones_of_its_group_w
     assert slots.of(second) == ["waiting"]
 
 
-async def test_when_the_row_of_a_suspect_was_locked_the_executor_is_open_for_longer_than_it_was_closed(
-    slots: Slots, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever's suspect comes next: a tenant may have many groups."""
-    monkeypatch.setattr(marks, "_OPEN_FOR", 1e9)
-    slots.marking = fail
-    slots.start(suspect=True)
-    await slots.settled()
-    slots.marking = lambda: True
-    following = slots.start(suspect=True, group="another")
-    await slots.settled()
-    assert (slots.of(following), slots.runner.free) == ([], 2)
-    slots.runner.interrupt(slots.runner.runs[following.lock_id], Interruption.GIVE_BACK)
-    await slots.settled()
-
-
 async def test_a_mark_that_failed_while_the_database_was_away_delays_no_suspect(slots: Slots) -> None:
     def fail_once() -> bool:
         slots.marking = lambda: True

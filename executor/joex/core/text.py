@@ -74,10 +74,11 @@ class ErrorTexts:
         if not self.is_long:
             with suppress(BaseException):  # of the error's own attributes, which `traceback` reads too
                 return "".join(traceback.format_exception(self.error)).rstrip()
-        frames = ""
+        frames, kind = "", "error"
         with suppress(BaseException):
             frames = "".join(traceback.format_tb(self.error.__traceback__, -_LAST_FRAMES))
-        return f"{frames}{type(self.error).__qualname__}: {cut(self.message, LONGEST_TEXT // 2)}"
+            kind = type(self.error).__qualname__  # (which a class of the class may give)
+        return f"{frames}{kind}: {cut(self.message, LONGEST_TEXT // 2)}"
 
 
 def printable(text: str) -> str:

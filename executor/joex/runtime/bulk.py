@@ -41,7 +41,7 @@ class TooSlow(JoexError):
 
 
 class Turns:
-    """The connections of one direction, which the groups of queues share by the time for which they have them.
+    """Places, such as the connections of one direction, which groups share by the time for which they have them.
 
     A group has none while another one with fewer of them waits; of equals the one comes next that has had them for the
     shortest time. (Start-time Fair Queuing, Goyal, Vin and Cheng 1996: a group that comes, or comes back, has no credit
@@ -50,9 +50,11 @@ class Turns:
 
     Args:
         clock: tells seconds.
+        most: how many there are.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = CONNECTIONS) -> None:
+        self._most = most
         self._clock = clock
         self._having: list[_Place] = []  # groups, each as often as it has one
         self._waiting: dict[_Place, deque[asyncio.Future[None]]] = {}  # the group that has waited for longest first
@@ -61,8 +63,8 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, group: _Place) -> AsyncIterator[None]:
-        """Held while a value of this group has a connection."""
-        if len(self._having) < CONNECTIONS:  # then nobody waits
+        """Held while this group has one."""
+        if len(self._having) < self._most:  # then nobody waits
             self._give(group)
         else:
             turn = asyncio.get_running_loop().create_future()

@@ -13,7 +13,7 @@ from typing import Any
 from joex.context import RunReports, SyncConnection
 from joex.errors import JoexError
 from joex.extras import needs
-from joex.runtime.judge import Turns
+from joex.runtime.judge import ErrorTexting
 from joex.runtime.process_handle import Ended, JsonText
 from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
@@ -32,7 +32,7 @@ class Caller:
         self._defaults = defaults
         self._reports = reports
         self._loop = asyncio.get_running_loop()
-        self.texts = Turns()
+        self.texts = ErrorTexting()
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
 
     def close(self) -> None:

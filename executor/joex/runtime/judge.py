@@ -15,7 +15,7 @@ from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Outcome
 from joex.core.text import ErrorTexts
 from joex.errors import Cancel, Fail, Retry
-from joex.places import Places
+from joex.runtime.bulk import Turns
 from joex.runtime.text import error_line, storable
 from joex.tracing import record_error
 
@@ -23,29 +23,35 @@ T = TypeVar("T")
 
 _log = logging.getLogger("joex.run")  # for handlers of the application: Joex itself writes tracebacks to job logs alone
 
-_SHORT = 0.02  # seconds
+_SHORT, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 
 
-class Turns:
-    """In which the groups make the texts of their errors in the event loop, where others wait meanwhile.
+class ErrorTexting:
+    """Makes the texts of errors in the event loop, where others wait meanwhile, in turns of the groups.
 
     The message of one may take half a second (of 500,000 wrong values, say). What takes that long is followed by a
-    pause as long, so that twenty such errors do not keep the executor from all else until its lease is over.
+    pause as long, so that twenty such errors do not keep the executor from all else until its lease is over. The turns
+    go by time, so that the short ones of other groups come before the next long one.
+
+    Args:
+        clock: tells seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._places: Places[tuple[str, str]] = Places(1)
+        self._turns = Turns(clock, 1)
 
     async def made(self, job: TakenJob, make: Callable[[], T]) -> T:
-        """What ``make`` returns."""
-        async with self._places.one_of(job.tenant):
-            began = self._clock()
-            made = make()
-            seconds = self._clock() - began
-            if seconds > _SHORT:
-                await asyncio.sleep(seconds)
-            return made
+        """What ``make`` returns. A cancellation of this asyncio task, by the task's own code, only saves the time."""
+        made: list[T] = []
+        with suppress(asyncio.CancelledError):
+            async with self._turns.of(job.tenant):
+                began = self._clock()
+                made.append(make())
+                seconds = self._clock() - began
+                if seconds > _SHORT:
+                    await asyncio.sleep(min(seconds, _LONGEST_PAUSE))
+        return made[0] if made else make()
 
 
 def judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:

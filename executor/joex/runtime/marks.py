@@ -6,8 +6,7 @@ executor takes no jobs until the suspect has ended: if this executor dies too, t
 
 A tenant may keep the rows of its suspects locked, so that none can be marked. So when that has kept one from its mark,
 the next ones of its group wait, each in its slot and beside others, and are given back: the pause until the executor is
-closed for one again is longer each time. And as it may have many groups, the executor is first open to others for a
-while, whoever's suspect comes next.
+closed for one again is longer each time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from joex.store.errors import Locked
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _WRITTEN_WITHIN = 2.0  # seconds that both wait for the end of a run to be written: its row may stay locked
-_OPEN_FOR = 4.0  # times as long as it was closed for one whose row was locked: then for the next one, of any group
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 960.0  # seconds from a row that was locked until the next suspect of its group
 
 
@@ -50,7 +48,6 @@ class Marks:
         self._loop = asyncio.get_running_loop()
         self._suspect: Run | None = None  # runs alone, or waits to do so
         self._changed = asyncio.Event()  # a run has ended, or its end is written
-        self._closed_at = self._open_until = self._loop.time()
         # When the next suspect of a group in a queue may close the executor, and the pause after the next locked row.
         self._pauses: dict[tuple[str, str], tuple[float, float]] = {}
 
@@ -65,12 +62,11 @@ class Marks:
             return False
         if self._left(run.job) <= 0:
             self._suspect = run
-            self._closed_at = self._loop.time()
         return True
 
     def _left(self, job: TakenJob) -> float:
         not_before, _ = self._pauses.get(job.tenant, (0.0, 0.0))
-        return max(not_before, self._open_until) - self._loop.time()
+        return not_before - self._loop.time()
 
     def ended(self, run: Run) -> None:
         """The end of a run is handed over, to be written."""
@@ -108,9 +104,8 @@ class Marks:
                 return None
         except JoexError as error:
             if isinstance(error, Locked):
-                now, (_, pause) = self._loop.time(), self._pauses.get(job.tenant, (0.0, _FIRST_PAUSE))
-                self._pauses[job.tenant] = now + pause, min(2 * pause, _LONGEST_PAUSE)
-                self._open_until = now + _OPEN_FOR * (now - self._closed_at)
+                _, pause = self._pauses.get(job.tenant, (0.0, _FIRST_PAUSE))
+                self._pauses[job.tenant] = self._loop.time() + pause, min(2 * pause, _LONGEST_PAUSE)
             self.let_others_in(run)
             raise
         self._pauses.pop(job.tenant, None)

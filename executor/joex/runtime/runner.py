@@ -34,6 +34,7 @@ T = TypeVar("T")
 _SyncConnections: TypeAlias = Callable[[], AbstractContextManager[SyncConnection]]
 
 _TAIL = 0.05  # seconds that code may go on after its own transaction without being counted: most returns at once
+_NO_PROCESS = "its on_cancel handler was not called: no process was free"
 _RETURNED = Outcome(Ending.RETURNED)
 _STOPPED = Outcome(Ending.CANCELLED)  # by an interruption
 
@@ -127,6 +128,7 @@ class Runner:
         if run is None or run.task is None or run.context is None or run.task.cancel_handler is None:
             return
         run.is_cleaning_up = True
+        run.interruption = None  # that of its code, which is over
         self._on_overrun(job)
         run.worker = self._loop.create_task(self._clean_up(run, run.task, done), context=run.variables)
 
@@ -135,10 +137,13 @@ class Runner:
             async with AsyncExitStack() as place:
                 if self._caller.is_in_process(task):
                     run.kill = None if run.worker is None else run.worker.cancel  # while it waits
+                    if run.interruption is not None:  # before it could wait
+                        self._reports.log(run.job, "error", _NO_PROCESS)
+                        return
                     try:
                         await self._turn(run.job, place)
                     except asyncio.CancelledError:
-                        self._reports.log(run.job, "error", "its on_cancel handler was not called: no process was free")
+                        self._reports.log(run.job, "error", _NO_PROCESS)
                         raise
                 run.is_executing = True
                 await self._caller.call_cancel_handler(run, task)
@@ -159,8 +164,8 @@ class Runner:
         if it is stronger: a lost run stays lost.
         """
         if run.is_cleaning_up:
-            if why is not Interruption.CANCEL:  # (that has brought it here)
-                self._interrupt_clean_up(run)
+            if why is Interruption.GIVE_BACK:  # (its job has ended, so that it can't be lost or cancelled)
+                self._give_up_clean_up(run)
             return
         if why is Interruption.LOST and run.is_executing:
             self._on_overrun(run.job)
@@ -173,7 +178,8 @@ class Runner:
         if run.interruptible and run.worker is not None:
             run.worker.cancel()
 
-    def _interrupt_clean_up(self, run: Run) -> None:
+    def _give_up_clean_up(self, run: Run) -> None:
+        run.interruption = Interruption.GIVE_BACK
         if run.context is not None:
             run.context.ask_to_end()
         if run.kill is not None and not run.is_executing:  # it waits for a process
@@ -253,6 +259,7 @@ class Runner:
                 _uncancel()  # the cancellation has done its work, even if the code swallowed it
                 outcome = outcome.interrupted(run.interruption)
                 if outcome.ending is Ending.CANCELLED and not run.has_committed:
+                    run.is_executing = True
                     await self._caller.call_cancel_handler(run, task)
         finally:
             run.is_executing = False
@@ -338,6 +345,7 @@ class Runner:
 
     async def _judge(self, run: Run, error: BaseException) -> Outcome:
         """The outcome of a run whose code raised."""
+        run.is_executing = False  # while it waits for its turn: it keeps no drain waiting
         # (`isinstance` would read an attribute of the error, which may raise.)
         if run.interruption is not None and issubclass(type(error), asyncio.CancelledError):
             return _STOPPED

@@ -38,10 +38,16 @@ class TaskThreads(ThreadPoolExecutor):
             return super().submit(fn, *args, **kwargs)
         call = _Call(lambda: fn(*args, **kwargs), lambda: self._given_back(tenant), super().submit)
         with self._lock:
-            self._places.ask(tenant, call)
-        if call.refusal is not None:
+            has_begun = self._places.ask(tenant, call)
+        if not has_begun:
+            call.future.add_done_callback(lambda future: self._left(tenant, call) if future.cancelled() else None)
+        elif call.refusal is not None and call.future.cancel():
             raise call.refusal
         return call.future
+
+    def _left(self, tenant: tuple[str, str], call: _Call) -> None:
+        with self._lock:
+            self._places.leave(tenant, call)
 
     def _given_back(self, tenant: tuple[str, str]) -> None:
         with self._lock:
@@ -71,20 +77,19 @@ class _Call:
         try:
             self._submit(self._run)
         except RuntimeError as error:
-            # The system has no room for another thread, or the loop closes. (`_run` comes all the same where another
-            # thread is free later, and gives the place back.)
+            # The system has no room for another thread, or the loop closes. (The pool keeps the call for its next free
+            # thread all the same, which may even have begun it: where one has just given its place, that one is next.)
             self.refusal = error
-            self.future.cancel()
 
     def _run(self) -> None:
-        result = error = None
-        is_wanted = self.future.set_running_or_notify_cancel()
+        if not self.future.set_running_or_notify_cancel():
+            self._ended()
+            return
         try:
-            result = self._call() if is_wanted else None
-        except BaseException as raised:  # noqa: BLE001 - as in the pool itself
-            error = raised
-        self._ended()  # before its caller goes on, which may ask for the next one
-        if is_wanted and error is None:
-            self.future.set_result(result)
-        elif is_wanted:
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001 - as in the pool itself
+            self._ended()  # before its caller goes on, which may ask for the next one
             self.future.set_exception(error)
+        else:
+            self._ended()
+            self.future.set_result(result)

@@ -324,7 +324,7 @@ CREATE OR REPLACE FUNCTION joex_private.delete_removed(p_ids uuid[]) RETURNS voi
     ) DELETE FROM joex_private.job_log d WHERE d.ctid = ANY (ARRAY(
         SELECT l.ctid FROM gone CROSS JOIN LATERAL (
             SELECT g.ctid, row_number() OVER () AS nr FROM joex_private.job_log g WHERE g.job_id = gone.id
-            LIMIT (SELECT greatest(10000 / count(*), 200) FROM gone)
+            LIMIT (SELECT greatest(10000 / nullif(count(*), 0), 20) FROM gone)
         ) l ORDER BY l.nr LIMIT 10000)) $$;
 
 -- Announce the start of runs that end before their executor has marked them as running. free: the jobs that can end now; null: all.
