@@ -7,6 +7,9 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
+_LONGEST_NAME = 253
+"""Characters of the name of a host, or of an address: to encode a longer text takes long."""
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A new event loop, whose look-ups of names are calls of its default executor."""
@@ -45,6 +48,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _is_address(host: str | bytes) -> bool:
+    if len(host) > _LONGEST_NAME:
+        return False
     try:
         socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):

@@ -43,6 +43,7 @@ from joex.http.caller import OWNER, Caller
 from joex.http.listening import listen
 from joex.http.server import serve
 from joex.http.tokens import KEPT_FOR, Tokens
+from joex.http.turns import Turns
 from joex.store import audit, jobs, runs, stats, tokens
 from joex.store.database import connect
 from joex.store.errors import Locked
@@ -2033,6 +2034,35 @@ async def test_a_page_counts_for_its_tenant_until_its_viewer_has_read_it_and_kee
             assert (await reader.read()).endswith(b"</html>")
             assert (await other.get("/periodic")).status_code == 200
         writer.close()
+
+
+@pytest.mark.parametrize("bound", [{}, {"groups": ["acme"]}], ids=["not bound", "bound"])
+async def test_while_a_page_of_a_tenant_begins_its_others_wait_and_those_of_others_are_served(
+    client: Client, token: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, bound: dict[str, Any]
+) -> None:
+    began, beginning, go_on = Turns.beginning, list[Any](), asyncio.Event()
+
+    @asynccontextmanager
+    async def begin(line: Turns, tenant: Any, closing: asyncio.Event) -> AsyncIterator[None]:
+        async with began(line, tenant, closing):
+            beginning.append(tenant)
+            if tenant == beginning[0]:
+                await go_on.wait()
+            yield
+
+    monkeypatch.setattr(Turns, "beginning", begin)
+    many, other = await token(Scope.VIEW, **bound), await token(Scope.VIEW, groups=["globex"])
+    async with served(create_console(client)) as (host, port), asyncio.timeout(PATIENCE):
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
+            pages = [
+                asyncio.create_task(http.get("/periodic", headers={"Authorization": f"Bearer {many}"}))
+                for _ in range(3)
+            ]
+            await eventually(lambda: bool(beginning))
+            answer = await http.get("/periodic", headers={"Authorization": f"Bearer {other}"})
+            assert (answer.status_code, len(beginning)) == (200, 2)
+            go_on.set()
+            assert {(await page).status_code for page in pages} == {200}
 
 
 async def test_a_stop_waits_for_no_viewer_that_does_not_read_its_page_and_logs_no_traceback(

@@ -1,13 +1,20 @@
 """Texts of errors that take long leave time for others."""
 
 import asyncio
+import threading
 from functools import partial
 from uuid import UUID
 
 import pytest
 
 from joex.core.job import TakenJob
+from joex.core.text import is_quick
 from joex.runtime.judge import ErrorTexting
+from tests.support.waiting import PATIENCE, eventually
+
+
+class SlowError(Exception):
+    """An error whose text takes long."""
 
 
 def job_of(group: str) -> TakenJob:
@@ -36,7 +43,7 @@ async def test_the_next_text_after_one_that_takes_long_waits_as_long_and_is_that
     turns = ErrorTexting(lambda: now)
     texts = [("a", "a1", 0.5), ("a", "a2", 0.5), ("a", "a3", 0.0), ("b", "b", 0.25), ("c", "c", 0.0)]
     made = await asyncio.gather(
-        *(turns.made(job_of(group), partial(text, name, seconds)) for group, name, seconds in texts)
+        *(turns.made(job_of(group), SlowError(), partial(text, name, seconds)) for group, name, seconds in texts)
     )
     assert made == ["a1", "a2", "a3", "b", "c"]
     assert said == ["a1", "pause of 0.5", "b", "pause of 0.25", "c", "a2", "pause of 0.5", "a3"]
@@ -55,7 +62,41 @@ async def test_a_run_whose_code_has_cancelled_its_own_asyncio_task_has_its_text_
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        return await ErrorTexting(lambda: now).made(job_of("a"), text)
+        return await ErrorTexting(lambda: now).made(job_of("a"), SlowError(), text)
 
     assert await asyncio.create_task(run()) == "text"
     assert made == ["text"]
+
+
+async def test_the_loop_goes_on_while_a_text_is_made() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def text() -> bool:
+        begun.set()
+        return go_on.wait(PATIENCE)
+
+    making = asyncio.create_task(ErrorTexting().made(job_of("a"), SlowError(), text))
+    await eventually(begun.is_set)
+    go_on.set()
+    assert await making
+
+
+@pytest.mark.parametrize("error", [ValueError("no luck"), KeyError("a"), FileNotFoundError(2, "no such file")])
+async def test_the_text_of_a_plain_error_is_made_at_once(error: Exception) -> None:
+    making = ErrorTexting().made(job_of("a"), error, lambda: "text")
+    with pytest.raises(StopIteration, match="text"):
+        making.send(None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SlowError("short"),
+        ValueError("long" * 1000),
+        ValueError(["a list"]),
+        ValueError(10**1000),
+        ExceptionGroup("group", [ValueError()]),
+    ],
+)
+def test_the_texts_of_other_errors_may_take_long(error: Exception) -> None:
+    assert not is_quick(error)

@@ -203,9 +203,8 @@ class SignIn:
                     refuse(f"{MOST_FORMS} of your forms are being served: try again")
                 unread.enter_context(counted(self._forms, caller.tenant))
             turn.enter_context(calls.served(caller.tenant, MOST_CALLS, unread))
-            if not caller.bounds.are_set:
-                return None
-            await turn.enter_async_context(held(calls.at_work.of(caller.key, MOST_AT_WORK), closing))
+            if caller.bounds.are_set:
+                await turn.enter_async_context(held(calls.at_work.of(caller.key, MOST_AT_WORK), closing))
             async with calls.to_begin.beginning(caller.tenant, closing):
                 await refuse_if_gone(request)
                 return await self._refusal(request.scope)  # its token may have been revoked meanwhile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import traceback
 from contextlib import suppress
 
@@ -11,6 +12,12 @@ LONGEST_TEXT = 100_000
 _MOST_CAUSES = 200  # with the members of exception groups
 _MOST_FRAMES = 3000  # of all of them: an endless recursion has 1000
 _LAST_FRAMES = 100
+_FEW, _FEW_FRAMES, _SHORT = 5, 50, 1000
+_OF_PYTHON = frozenset(
+    one
+    for one in vars(builtins).values()
+    if isinstance(one, type) and issubclass(one, BaseException) and not issubclass(one, BaseExceptionGroup)
+)
 _MARK = 40  # characters that the mark may have
 
 
@@ -29,6 +36,27 @@ def said(error: BaseException) -> str:
         return "".join((str(error),))  # (a plain text, where a class gives one of a class of its own)
     except BaseException:  # noqa: BLE001 - an error class of a task may raise here, and must not end the executor
         return "(its message can't be shown)"
+
+
+def is_quick(error: BaseException) -> bool:
+    """Whether the texts of an error are made quickly, as those of most are.
+
+    It is one of Python's own classes then, with a few plain values, a short traceback, and no other errors.
+    """
+    with suppress(BaseException):  # of the error's own attributes, and of those of its class
+        frame, frames = error.__traceback__, 0
+        while frame is not None and frames <= _FEW_FRAMES:
+            frame, frames = frame.tb_next, frames + 1
+        is_alone = error.__cause__ is None and error.__context__ is None and not hasattr(error, "__notes__")
+        is_own = type(error) in _OF_PYTHON and frames <= _FEW_FRAMES and len(error.args) <= _FEW
+        return is_alone and is_own and all(map(_is_plain, error.args))
+    return False
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is str:
+        return len(value) <= _SHORT
+    return value is None or type(value) is bool or (type(value) is int and value.bit_length() < _SHORT)
 
 
 class ErrorTexts:

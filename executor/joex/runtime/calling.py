@@ -38,6 +38,7 @@ class Caller:
     def close(self) -> None:
         """Release the threads."""
         self._threads.shutdown(wait=False)
+        self.texts.close()
 
     def call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
         """Call the task's code; returns an awaitable for its value."""
@@ -117,7 +118,7 @@ class Caller:
         except Ended as error:
             self._log_failed_handler(run, error.trace or error.outcome.error)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
-            self._log_failed_handler(run, await self.texts.made(run.job, functools.partial(error_trace, error)))
+            self._log_failed_handler(run, await self.texts.made(run.job, error, functools.partial(error_trace, error)))
         finally:
             run.kill = None
 

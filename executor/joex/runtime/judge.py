@@ -6,14 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from datetime import timedelta
 from typing import TypeVar
 
 from joex.core.duration import parse_duration
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Outcome
-from joex.core.text import ErrorTexts
+from joex.core.text import ErrorTexts, is_quick
 from joex.errors import Cancel, Fail, Retry
 from joex.runtime.bulk import Turns
 from joex.runtime.text import error_line, storable
@@ -27,11 +29,12 @@ _SHORT, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 
 
 class ErrorTexting:
-    """Makes the texts of errors in the event loop, where others wait meanwhile, in turns of the groups.
+    """Makes the texts of errors, in a thread, as that may take long, and in turns of the groups.
 
-    The message of one may take half a second (of 500,000 wrong values, say). What takes that long is followed by a
-    pause as long, so that twenty such errors do not keep the executor from all else until its lease is over. The turns
-    go by time, so that the short ones of other groups come before the next long one.
+    The message of one may take half a second of Python's lock (of 500,000 wrong values, say), or six seconds of Python
+    code. What takes long is followed by a pause as long, so that twenty such errors do not keep the executor from all
+    else until its lease is over. The turns go by time, so that the short ones of other groups come before the next long
+    one. Those of which all is quick are made in the event loop, and at once: there may be thousands a second.
 
     Args:
         clock: tells seconds.
@@ -40,18 +43,35 @@ class ErrorTexting:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._turns = Turns(clock, 1)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="joex error texts")
 
-    async def made(self, job: TakenJob, make: Callable[[], T]) -> T:
-        """What ``make`` returns. A cancellation of this asyncio task, by the task's own code, only saves the time."""
+    def close(self) -> None:
+        """Release the thread."""
+        self._thread.shutdown(wait=False)
+
+    async def made(self, job: TakenJob, error: BaseException, make: Callable[[], T]) -> T:
+        """What ``make`` returns, of this error. A cancellation, by the task's own code, does not change that."""
+        if is_quick(error):
+            return make()
         made: list[T] = []
         with suppress(asyncio.CancelledError):
             async with self._turns.of(job.tenant):
                 began = self._clock()
-                made.append(make())
+                made.append(await self._made_in_thread(make))
                 seconds = self._clock() - began
                 if seconds > _SHORT:
                     await asyncio.sleep(min(seconds, _LONGEST_PAUSE))
         return made[0] if made else make()
+
+    async def _made_in_thread(self, make: Callable[[], T]) -> T:
+        try:
+            made = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
+        except RuntimeError:  # the system has no room for another thread
+            return make()
+        while not made.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({made})
+        return made.result()
 
 
 def judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:

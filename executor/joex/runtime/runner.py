@@ -349,7 +349,7 @@ class Runner:
         # (`isinstance` would read an attribute of the error, which may raise.)
         if run.interruption is not None and issubclass(type(error), asyncio.CancelledError):
             return _STOPPED
-        outcome, trace = await self._caller.texts.made(run.job, lambda: judged(error, run.job))
+        outcome, trace = await self._caller.texts.made(run.job, error, lambda: judged(error, run.job))
         if trace is not None:
             self._reports.log(run.job, "error", trace)
         return outcome
