@@ -2052,17 +2052,17 @@ async def test_while_a_page_of_a_tenant_begins_its_others_wait_and_those_of_othe
 
     monkeypatch.setattr(Turns, "beginning", begin)
     many, other = await token(Scope.VIEW, **bound), await token(Scope.VIEW, groups=["globex"])
-    async with served(create_console(client)) as (host, port), asyncio.timeout(PATIENCE):
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
-            pages = [
-                asyncio.create_task(http.get("/periodic", headers={"Authorization": f"Bearer {many}"}))
-                for _ in range(3)
-            ]
-            await eventually(lambda: bool(beginning))
-            answer = await http.get("/periodic", headers={"Authorization": f"Bearer {other}"})
-            assert (answer.status_code, len(beginning)) == (200, 2)
-            go_on.set()
-            assert {(await page).status_code for page in pages} == {200}
+    async with (
+        served(create_console(client)) as (host, port),
+        httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=PATIENCE) as http,
+    ):
+        of_many, of_other = ({"Authorization": f"Bearer {one}"} for one in (many, other))
+        pages = [asyncio.create_task(http.get("/periodic", headers=of_many)) for _ in range(3)]
+        await eventually(lambda: bool(beginning))
+        answer = await http.get("/periodic", headers=of_other)
+        assert (answer.status_code, len(beginning)) == (200, 2)
+        go_on.set()
+        assert {(await page).status_code for page in pages} == {200}
 
 
 async def test_a_stop_waits_for_no_viewer_that_does_not_read_its_page_and_logs_no_traceback(
