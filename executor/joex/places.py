@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
@@ -56,7 +56,7 @@ class Places(Generic[H]):
         self._may_have = may
         self._in_slots = in_slots
         self._has: Counter[H] = Counter()
-        self._waiting: dict[H, dict[Turn, None]] = {}
+        self._waiting: dict[H, OrderedDict[Turn, None]] = {}  # (of a dict, each first one takes longer than the last)
 
     def _may(self, holder: H) -> bool:
         if self._free == 0 or self._may_have is None:
@@ -70,7 +70,7 @@ class Places(Generic[H]):
             self._take(holder)
             turn.set_result(None)
             return True
-        self._waiting.setdefault(holder, {})[turn] = None
+        self._waiting.setdefault(holder, OrderedDict())[turn] = None
         return False
 
     @asynccontextmanager
@@ -115,7 +115,7 @@ class Places(Generic[H]):
 
     def leave(self, holder: H, turn: Turn) -> None:
         """Wait no more."""
-        turns = self._waiting.pop(holder, {})
+        turns = self._waiting.pop(holder, OrderedDict())
         turns.pop(turn, None)
         if turns:
             self._waiting[holder] = turns  # behind its equals

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from joex.event_loop import new_event_loop
+from joex.runtime import task_threads
 from joex.runtime.task_threads import TENANT, TaskThreads
 from tests.support.waiting import PATIENCE, eventually
 
@@ -42,6 +43,11 @@ class Threads:
         return self.call(group, wait)
 
 
+@pytest.fixture(autouse=True)
+def most_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_threads, "_OF_GROUP", 6)
+
+
 @pytest.fixture
 async def threads() -> AsyncIterator[Threads]:
     threads = Threads()
@@ -55,14 +61,14 @@ async def test_calls_of_a_group_that_take_for_ever_leave_threads_to_others(threa
     for _ in range(50):
         assert await asyncio.wait_for(threads.call("few", lambda: "done"), PATIENCE) == "done"
     assert await asyncio.to_thread(lambda: "Joex's own") == "Joex's own"
-    await eventually(lambda: len(threads.begun) == 24, why="they have two thirds of 36")
+    await eventually(lambda: len(threads.begun) == 6, why="they have as many as a group may have")
     threads.over.set()
     await asyncio.gather(*held)
     assert len(threads.begun) == 100
 
 
 async def test_a_call_that_was_cancelled_while_it_waited_keeps_no_thread(threads: Threads) -> None:
-    held = [threads.hold("many") for _ in range(24)]
+    held = [threads.hold("many") for _ in range(6)]
     cancelled = [threads.hold("many") for _ in range(10)]
     await asyncio.wait_for(threads.call("few", lambda: None), PATIENCE)
     for call in cancelled:
@@ -72,7 +78,20 @@ async def test_a_call_that_was_cancelled_while_it_waited_keeps_no_thread(threads
     threads.over.set()
     assert await asyncio.wait_for(following, PATIENCE)
     await asyncio.gather(*held)
-    assert len(threads.begun) == 24
+    assert len(threads.begun) == 6
+
+
+async def test_groups_that_come_one_after_the_other_leave_threads_to_further_ones(threads: Threads) -> None:
+    held = [threads.hold(f"group {nr}") for nr in range(5) for _ in range(100)]
+    assert await asyncio.wait_for(threads.call("few", lambda: "done"), PATIENCE) == "done"
+    await eventually(lambda: len(threads.begun) == 30, why="five groups have six each")
+    threads.over.set()
+    await asyncio.gather(*held)
+
+
+async def test_a_call_that_raises_stop_iteration_has_an_end(threads: Threads) -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(threads.call("many", lambda: next(iter(()))), PATIENCE)
 
 
 async def test_an_error_of_a_call_reaches_its_caller_and_frees_its_thread(threads: Threads) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,10 @@ T = TypeVar("T")
 
 TENANT: ContextVar[tuple[str, str] | None] = ContextVar("joex_tenant", default=None)
 """The queue and the group of the run whose code this is."""
-_MORE = 32  # threads beside one for each slot: Python's default has at most as many
+_MORE = 32  # threads beside one for each slot
+_OF_GROUP = min(32, (os.cpu_count() or 1) + 4)
+"""The most threads of a group: as many as Python's default gives to all. Where more of them compute, they keep Python's
+lock from the event loop."""
 _OWN = 16  # for Joex itself
 
 
@@ -28,7 +32,7 @@ class TaskThreads(ThreadPoolExecutor):
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots + _MORE + _OWN, thread_name_prefix="asyncio")
-        self._places: Places[tuple[str, str]] = Places(slots + _MORE, leaves_some)
+        self._places: Places[tuple[str, str]] = Places(slots + _MORE, _may)
         self._lock = threading.Lock()  # of the places: a call ends in its thread
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -56,6 +60,10 @@ class TaskThreads(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as there
         """Begin no more calls."""
         super().shutdown(wait=False, cancel_futures=cancel_futures)
+
+
+def _may(tenant: tuple[str, str], has: int, free: int) -> bool:
+    return has < _OF_GROUP and leaves_some(tenant, has, free)
 
 
 class _Call:
@@ -87,6 +95,9 @@ class _Call:
             return
         try:
             result = self._call()
+        except StopIteration as error:  # no future of asyncio carries it (before Python 3.12 its caller would hang)
+            self._ended()
+            self.future.set_exception(RuntimeError(f"the call raised {error!r}"))
         except BaseException as error:  # noqa: BLE001 - as in the pool itself
             self._ended()  # before its caller goes on, which may ask for the next one
             self.future.set_exception(error)

@@ -158,7 +158,7 @@ BEGIN
 END $$;
 
 -- Remove a job and its log. A running job gets a cancel request, and disappears when its run has ended; of a longer log than 10,000
--- lines, maintenance deletes the rest within some days. Returns ok or not_found.
+-- lines, and of longer ones than 20 where many end at once, maintenance deletes the rest within some days. Returns ok or not_found.
 CREATE OR REPLACE FUNCTION joex.remove(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
