@@ -9,6 +9,7 @@ import pytest
 
 from joex.core.job import TakenJob
 from joex.core.text import is_quick
+from joex.runtime import judge
 from joex.runtime.judge import ErrorTexting
 from tests.support.waiting import PATIENCE, eventually
 
@@ -43,7 +44,7 @@ async def test_the_next_text_after_one_that_takes_long_waits_as_long_and_is_that
     turns = ErrorTexting(lambda: now)
     texts = [("a", "a1", 0.5), ("a", "a2", 0.5), ("a", "a3", 0.0), ("b", "b", 0.25), ("c", "c", 0.0)]
     made = await asyncio.gather(
-        *(turns.made(job_of(group), SlowError(), partial(text, name, seconds)) for group, name, seconds in texts)
+        *(turns.made(job_of(group), SlowError(), partial(text, name, seconds), str) for group, name, seconds in texts)
     )
     assert made == ["a1", "a2", "a3", "b", "c"]
     assert said == ["a1", "pause of 0.5", "b", "pause of 0.25", "c", "a2", "pause of 0.5", "a3"]
@@ -62,7 +63,7 @@ async def test_a_run_whose_code_has_cancelled_its_own_asyncio_task_has_its_text_
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        return await ErrorTexting(lambda: now).made(job_of("a"), SlowError(), text)
+        return await ErrorTexting(lambda: now).made(job_of("a"), SlowError(), text, str)
 
     assert await asyncio.create_task(run()) == "text"
     assert made == ["text"]
@@ -71,11 +72,11 @@ async def test_a_run_whose_code_has_cancelled_its_own_asyncio_task_has_its_text_
 async def test_the_loop_goes_on_while_a_text_is_made() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def text() -> bool:
+    def text() -> str:
         begun.set()
-        return go_on.wait(PATIENCE)
+        return "text" if go_on.wait(PATIENCE) else ""
 
-    making = asyncio.create_task(ErrorTexting().made(job_of("a"), SlowError(), text))
+    making = asyncio.create_task(ErrorTexting().made(job_of("a"), SlowError(), text, str))
     await eventually(begun.is_set)
     go_on.set()
     assert await making
@@ -83,7 +84,7 @@ async def test_the_loop_goes_on_while_a_text_is_made() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("no luck"), KeyError("a"), FileNotFoundError(2, "no such file")])
 async def test_the_text_of_a_plain_error_is_made_at_once(error: Exception) -> None:
-    making = ErrorTexting().made(job_of("a"), error, lambda: "text")
+    making = ErrorTexting().made(job_of("a"), error, lambda: "text", str)
     with pytest.raises(StopIteration, match="text"):
         making.send(None)
 
@@ -100,3 +101,17 @@ async def test_the_text_of_a_plain_error_is_made_at_once(error: Exception) -> No
 )
 def test_the_texts_of_other_errors_may_take_long(error: Exception) -> None:
     assert not is_quick(error)
+
+
+async def test_a_text_that_takes_for_ever_ends_its_run_without_it_and_keeps_no_text_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judge, "_LONGEST", 0.05)
+    over = threading.Event()
+    texting = ErrorTexting()
+    stuck = asyncio.create_task(texting.made(job_of("a"), SlowError(), lambda: str(over.wait()), lambda: "none"))
+    try:
+        assert await asyncio.wait_for(texting.made(job_of("b"), SlowError(), lambda: "text", str), PATIENCE) == "text"
+        assert await asyncio.wait_for(stuck, PATIENCE) == "none"
+    finally:
+        over.set()

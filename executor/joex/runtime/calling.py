@@ -118,7 +118,10 @@ class Caller:
         except Ended as error:
             self._log_failed_handler(run, error.trace or error.outcome.error)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
-            self._log_failed_handler(run, await self.texts.made(run.job, error, functools.partial(error_trace, error)))
+            said = await self.texts.made(
+                run.job, error, functools.partial(error_trace, error), lambda: "an error that can't be shown"
+            )
+            self._log_failed_handler(run, said)
         finally:
             run.kill = None
 

@@ -26,6 +26,7 @@ T = TypeVar("T")
 _log = logging.getLogger("joex.run")  # for handlers of the application: Joex itself writes tracebacks to job logs alone
 
 _SHORT, _LONGEST_PAUSE = 0.02, 1.0  # seconds
+_LONGEST = 5.0  # seconds for one text: its own code may wait for ever, and the texts of all others wait for it
 
 
 class ErrorTexting:
@@ -43,35 +44,47 @@ class ErrorTexting:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._turns = Turns(clock, 1)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="joex error texts")
+        self._thread = _thread()
 
     def close(self) -> None:
         """Release the thread."""
         self._thread.shutdown(wait=False)
 
-    async def made(self, job: TakenJob, error: BaseException, make: Callable[[], T]) -> T:
-        """What ``make`` returns, of this error. A cancellation, by the task's own code, does not change that."""
+    async def made(self, job: TakenJob, error: BaseException, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """What ``make`` returns, of this error; or ``otherwise``, if that takes too long.
+
+        A cancellation, by the task's own code, does not change that.
+        """
         if is_quick(error):
             return make()
         made: list[T] = []
         with suppress(asyncio.CancelledError):
             async with self._turns.of(job.tenant):
                 began = self._clock()
-                made.append(await self._made_in_thread(make))
+                made.append(await self._made_in_thread(make, otherwise))
                 seconds = self._clock() - began
                 if seconds > _SHORT:
                     await asyncio.sleep(min(seconds, _LONGEST_PAUSE))
-        return made[0] if made else make()
+        return made[0] if made else otherwise()
 
-    async def _made_in_thread(self, make: Callable[[], T]) -> T:
+    async def _made_in_thread(self, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
         try:
             made = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
         except RuntimeError:  # the system has no room for another thread
-            return make()
-        while not made.done():
+            return otherwise()
+        until = time.monotonic() + _LONGEST
+        while not made.done() and (left := until - time.monotonic()) > 0:
             with suppress(asyncio.CancelledError):
-                await asyncio.wait({made})
-        return made.result()
+                await asyncio.wait({made}, timeout=left)
+        if made.done():
+            return made.result()
+        self.close()  # that thread goes on
+        self._thread = _thread()
+        return otherwise()
+
+
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="joex error texts")
 
 
 def judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:
@@ -79,7 +92,17 @@ def judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:
     try:
         return _judged(error, job)
     except BaseException:  # noqa: BLE001 - of the error's own code: even `isinstance` reads an attribute
-        return Outcome(Ending.RAISED, "the task raised an error that can't be shown"), None
+        return unshown(error)
+
+
+def unshown(error: BaseException) -> tuple[Outcome, None]:
+    """The outcome of a run whose error can't be shown."""
+    kind = type(error)  # (`isinstance` would read an attribute of the error)
+    if issubclass(kind, Cancel):
+        ending = Ending.CANCELLED
+    else:
+        ending = Ending.FAILED if issubclass(kind, Fail) else Ending.RAISED
+    return Outcome(ending, "the task raised an error that can't be shown"), None
 
 
 def _judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:

@@ -21,7 +21,7 @@ from joex.errors import InvalidJob, JoexError
 from joex.places import Places
 from joex.runtime.calling import Caller
 from joex.runtime.finisher import End, Ends
-from joex.runtime.judge import judged, tell_handlers
+from joex.runtime.judge import judged, tell_handlers, unshown
 from joex.runtime.marks import Marks
 from joex.runtime.process_handle import Ended, JsonText, ProcessDied
 from joex.runtime.processes import Processes
@@ -349,7 +349,9 @@ class Runner:
         # (`isinstance` would read an attribute of the error, which may raise.)
         if run.interruption is not None and issubclass(type(error), asyncio.CancelledError):
             return _STOPPED
-        outcome, trace = await self._caller.texts.made(run.job, error, lambda: judged(error, run.job))
+        outcome, trace = await self._caller.texts.made(
+            run.job, error, lambda: judged(error, run.job), lambda: unshown(error)
+        )
         if trace is not None:
             self._reports.log(run.job, "error", trace)
         return outcome
