@@ -723,12 +723,47 @@ async def test_the_mark_of_a_run_that_has_not_waited_changes_no_time_of_it(bench
     assert await bench.connection.fetchval(read) == before
 
 
-async def test_a_suspect_whose_cancellation_stays_uncommitted_does_not_start_and_its_executor_is_told(
+async def test_a_suspect_whose_row_is_locked_starts_and_is_charged_with_the_death_of_its_executor(
     bench, another_connection
 ):
-    """The executor takes nothing beside a suspect until it has started: it waits for no tenant's transaction."""
+    """Else a tenant could keep the rows of its suspects locked, and close executors for one after the other."""
+    job_id, other = await bench.submit(), await another_connection()
+    for nr in range(2):
+        await lost(bench, nr)
+    executor = await bench.executor("me")
+    taken = await bench.take_one(executor)
+    await bench.connection.execute("SET lock_timeout = '1min'")
+    locking = other.transaction()
+    await locking.start()
+    await other.execute("SELECT joex.cancel($1)", job_id)
+    async with asyncio.timeout(30):
+        assert not await runs.mark_start(bench.connection, job_id, uuid4())
+        assert await runs.mark_start(bench.connection, job_id, taken.lock_id)
+    await locking.rollback()
+    await end(bench, executor)
+    assert (await bench.job(job_id)).losses == 3
+
+
+async def test_a_suspect_whose_row_was_locked_at_its_start_is_marked_later_with_its_timeout(bench, another_connection):
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
     job_id, other = await bench.submit(), await another_connection()
     await bench.connection.execute("UPDATE joex_private.job SET suspect = true, losses = 2")
+    taken = await bench.take_one(await bench.executor())
+    start = [(job_id, taken.lock_id, 600.0)]
+    async with other.transaction():
+        await other.execute("SELECT joex.cancel($1)", job_id)
+        assert await runs.mark_start(bench.connection, job_id, taken.lock_id)
+        assert await runs.start_many(bench.connection, start) == [taken.lock_id]
+    await runs.start_many(bench.connection, start)
+    left = await bench.connection.fetchval(
+        "SELECT extract(epoch FROM overdue_at - clock_timestamp()) FROM joex_private.job WHERE renew_by = '1h'"
+    )
+    assert 2900 < left <= 3000
+
+
+async def test_the_start_of_another_job_that_was_lost_twice_waits_for_no_lock(bench, another_connection):
+    job_id, other = await bench.submit(), await another_connection()
+    await bench.connection.execute("UPDATE joex_private.job SET losses = 2")
     taken = await bench.take_one(await bench.executor())
     await bench.connection.execute("SET lock_timeout = '1min'")
     async with other.transaction(), asyncio.timeout(30):

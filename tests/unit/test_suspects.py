@@ -17,7 +17,6 @@ from joex.runtime import marks
 from joex.runtime.finisher import End
 from joex.runtime.run import Defaults
 from joex.runtime.runner import Runner
-from joex.store.errors import Locked
 from tests.support.waiting import PATIENCE, eventually
 
 app = joex.App()
@@ -90,7 +89,7 @@ class Slots:
 
 def fail() -> bool:
     """A mark that fails."""
-    raise Locked("another transaction holds the row")
+    raise DatabaseUnavailable("it restarts")
 
 
 @pytest.fixture
@@ -167,7 +166,7 @@ async def test_a_suspect_that_was_lost_while_it_waited_does_not_start(slots: Slo
 async def test_a_suspect_that_can_not_be_marked_is_given_back_and_others_are_taken_though_that_is_not_written(
     slots: Slots,
 ) -> None:
-    """Without the mark it could kill any number of executors. A tenant may keep the row of its job locked."""
+    """Without the mark it could kill any number of executors."""
     slots.marking = fail
     suspect = slots.start(suspect=True)
     await slots.settled()
@@ -192,56 +191,6 @@ async def test_a_suspect_that_waits_can_be_interrupted(slots: Slots, why: Interr
     slots.runner.release([suspect])
     assert slots.runner.free == 3
     slots.runner.release([other])
-
-
-async def test_when_the_row_of_a_suspect_was_locked_the_next_ones_of_its_group_wait_beside_others(slots: Slots) -> None:
-    """A tenant that keeps the rows of its suspects locked could close executors for one after the other."""
-    slots.marking = fail
-    first = slots.start(suspect=True)
-    await slots.settled()
-    slots.marking = lambda: True
-    second = slots.start(suspect=True)
-    await slots.settled()
-    assert (slots.of(first), slots.of(second), slots.runner.free) == (["marked", "waiting"], [], 2)
-    other = slots.start(suspect=False)
-    await slots.settled()
-    assert slots.of(other) == ["begins", "success"]
-    slots.runner.interrupt(slots.runner.runs[second.lock_id], Interruption.GIVE_BACK)
-    await slots.settled()
-    assert slots.of(second) == ["waiting"]
-
-
-async def test_a_mark_that_failed_while_the_database_was_away_delays_no_suspect(slots: Slots) -> None:
-    def fail_once() -> bool:
-        slots.marking = lambda: True
-        raise DatabaseUnavailable("it restarts")
-
-    slots.marking = fail_once
-    first = slots.start(suspect=True)
-    await slots.settled()
-    slots.runner.release([first])
-    second = slots.start(suspect=True)
-    await slots.settled()
-    assert (slots.of(first), slots.of(second)) == (["marked", "waiting"], ["marked", "begins", "success"])
-
-
-async def test_when_the_pause_after_a_locked_row_is_over_a_suspect_runs_alone_though_other_ends_are_not_written(
-    slots: Slots, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(marks, "_FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(marks, "_WRITTEN_WITHIN", 0.05)
-    slots.runner.close()
-    slots = Slots()
-    slots.marking = fail
-    slots.start(suspect=True)
-    await slots.settled()
-    slots.marking = lambda: True
-    second = slots.start(suspect=True)
-    await eventually(lambda: slots.of(second) == ["waiting"])
-    third = slots.start(suspect=True)  # as a later take does
-    assert slots.runner.free == 0
-    await eventually(lambda: slots.of(third) == ["marked", "begins", "success"])
-    slots.runner.close()
 
 
 async def test_a_suspect_that_has_ended_unstarted_lets_others_in_though_its_end_can_not_be_written(

@@ -3,10 +3,6 @@
 A suspect, a job that executors died with, keeps its slot unstarted until all other runs here have ended, and the
 executor takes no jobs until the suspect has ended: if this executor dies too, that job is the cause
 (docs/why/adr/0030). Both waits have a time limit, because runs may wait for each other's jobs.
-
-A tenant may keep the rows of its suspects locked, so that none can be marked. So when that has kept one from its mark,
-the next ones of its group wait, each in its slot and beside others, and are given back: the pause until the executor is
-closed for one again is longer each time.
 """
 
 from __future__ import annotations
@@ -19,15 +15,9 @@ from uuid import UUID
 from joex.core.job import TakenJob
 from joex.errors import JoexError
 from joex.runtime.run import Run
-from joex.store.errors import Locked
 
 _ALONE_FOR = 60.0  # seconds that a suspect waits for other runs, and others for it once it has started
 _WRITTEN_WITHIN = 2.0  # seconds that both wait for the end of a run to be written: its row may stay locked
-_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 960.0  # seconds from a row that was locked until the next suspect of its group
-
-
-class NotAlone(JoexError):
-    """A suspect has waited beside others, and is given back: a later take may keep it."""
 
 
 class Marks:
@@ -48,8 +38,6 @@ class Marks:
         self._loop = asyncio.get_running_loop()
         self._suspect: Run | None = None  # runs alone, or waits to do so
         self._changed = asyncio.Event()  # a run has ended, or its end is written
-        # When the next suspect of a group in a queue may close the executor, and the pause after the next locked row.
-        self._pauses: dict[tuple[str, str], tuple[float, float]] = {}
 
     @property
     def is_room(self) -> bool:
@@ -57,16 +45,11 @@ class Marks:
         return self._suspect is None
 
     def keep(self, run: Run) -> bool:
-        """Keep a suspect, which closes the executor unless one of its group was locked lately. False: there is one."""
+        """Keep a suspect, which closes the executor. False: there is one."""
         if self._suspect is not None:
             return False
-        if self._left(run.job) <= 0:
-            self._suspect = run
+        self._suspect = run
         return True
-
-    def _left(self, job: TakenJob) -> float:
-        not_before, _ = self._pauses.get(job.tenant, (0.0, 0.0))
-        return not_before - self._loop.time()
 
     def ended(self, run: Run) -> None:
         """The end of a run is handed over, to be written."""
@@ -93,22 +76,13 @@ class Marks:
         job = run.job
         if not job.suspect:
             return True if await self._mark_start(job) else None
-        if self._suspect is not run:
-            # (Only a take closes the executor: it tells the database, so that no submission wakes this one.)
-            while (left := self._left(job)) > 0:  # noqa: ASYNC110 - time passes
-                await asyncio.sleep(left)
-            raise NotAlone(f"job {job.id} has waited for its turn to run alone")
         try:
             await self._until_alone(run)
             if not await self._mark_start(job):
                 return None
-        except JoexError as error:
-            if isinstance(error, Locked):
-                _, pause = self._pauses.get(job.tenant, (0.0, _FIRST_PAUSE))
-                self._pauses[job.tenant] = self._loop.time() + pause, min(2 * pause, _LONGEST_PAUSE)
+        except JoexError:
             self.let_others_in(run)
             raise
-        self._pauses.pop(job.tenant, None)
         self._loop.call_later(_ALONE_FOR, self.let_others_in, run)
         return True
 

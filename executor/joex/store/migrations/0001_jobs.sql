@@ -94,6 +94,8 @@ CREATE TABLE joex_private.executor (
     left_at        timestamptz,             -- set: the registration has ended
     ending         text CHECK (ending IN ('left', 'dead', 'replaced')),
     orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and still holds jobs (whose rows others had locked)
+    alone          uuid,                    -- the lock id of the newest suspect that it started while another had locked the job's row,
+    alone_at       timestamptz,             -- and when (see mark_start)
     CHECK ((left_at IS NULL) = (ending IS NULL))
 );
 

@@ -17,10 +17,15 @@ DECLARE
 BEGIN
     WITH started AS (
         UPDATE joex_private.job j SET state = 'running', attempt = j.attempt + 1,
-               started_at = clock_timestamp() - make_interval(secs => s.age),
-               overdue_at = j.overdue_at + make_interval(secs => CASE WHEN s.waited > 1 THEN s.waited ELSE 0 END)
-        FROM (SELECT k.id, g.age, extract(epoch FROM clock_timestamp() - k.scheduled_at)::float8 - g.age AS waited
-              FROM unnest(ids, locks, ages) AS g(id, lock_id, age)
+               started_at = s.begun,
+               -- (That of a job that was lost twice begins with its code. Its row was locked then: see mark_start.)
+               overdue_at = CASE WHEN j.losses < 2 THEN j.overdue_at + make_interval(secs => CASE WHEN s.waited > 1 THEN s.waited ELSE 0 END)
+                                 ELSE (SELECT o.overdue_at FROM joex_private.timeout_from(j.task, s.begun) o) END,
+               renew_by = CASE WHEN j.losses < 2 THEN j.renew_by
+                               ELSE (SELECT o.renew_by FROM joex_private.timeout_from(j.task, s.begun) o) END
+        FROM (SELECT k.id, g.begun, extract(epoch FROM g.begun - k.scheduled_at)::float8 AS waited
+              FROM (SELECT u.id, u.lock_id, clock_timestamp() - make_interval(secs => u.age) AS begun
+                    FROM unnest(ids, locks, ages) AS u(id, lock_id, age)) g
               JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
               FOR UPDATE OF k SKIP LOCKED) s
         WHERE j.id = s.id RETURNING j.id
@@ -35,29 +40,51 @@ END $$;
 
 -- The code of a job that was lost twice is about to start: scheduled -> running. The executor calls this before the code runs, because
 -- put_back charges such a job with a loss only if it is running. The timeout begins here. False: the run has lost its job.
--- (It waits for no lock on the row, and fails: a transaction that has cancelled the job may stay open. Such marks would keep connections
--- from all others, and the executor takes no job while it holds a suspect.)
+-- It waits for no lock on the row: a transaction that has cancelled the job may stay open, and such marks would keep connections from all
+-- others. Where the row is locked, the start of a suspect is noted in the row of its executor, which no tenant can lock: a tenant that kept
+-- the rows of its suspects locked could otherwise keep any of them from its end, and close executors for one after the other. Other jobs
+-- (error lock_not_available) are given back, because they close none.
 CREATE OR REPLACE FUNCTION joex_private.mark_start(id uuid, lock_id uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
+DECLARE
+    v_now CONSTANT timestamptz := clock_timestamp();
+    v_job record;
 BEGIN
-    PERFORM FROM joex_private.job j WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled' FOR NO KEY UPDATE NOWAIT;
-    UPDATE joex_private.job j SET
-        state = 'running', attempt = j.attempt + 1, started_at = clock_timestamp(),
-        (overdue_at, renew_by) = (SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
-                                  FROM joex_private.task_timeout o WHERE o.task = j.task)
-    WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled';
+    PERFORM FROM joex_private.job j WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled' FOR NO KEY UPDATE SKIP LOCKED;
     IF FOUND THEN
+        UPDATE joex_private.job j SET
+            state = 'running', attempt = j.attempt + 1, started_at = v_now,
+            (overdue_at, renew_by) = (SELECT x.overdue_at, x.renew_by FROM joex_private.timeout_from(j.task, v_now) x)
+        WHERE j.id = id;
         PERFORM joex_private.announce('job-started', ARRAY[id]);
+        RETURN true;
     END IF;
-    RETURN FOUND;
+    SELECT j.suspect, j.executor_id INTO v_job FROM joex_private.job j
+    WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled';
+    IF v_job.suspect THEN
+        -- (Who ends this executor locks the row before it puts back its jobs.)
+        UPDATE joex_private.executor e SET alone = lock_id, alone_at = v_now WHERE e.id = v_job.executor_id AND e.left_at IS NULL;
+        RETURN FOUND;
+    ELSIF v_job IS NOT NULL THEN
+        RAISE EXCEPTION 'another transaction has locked job %', id USING ERRCODE = 'lock_not_available';
+    END IF;
+    RETURN false;
 END $$;
+
+-- When the timeout of a run of this task that starts at p_start ends, and until when each report renews it; no row: the task has none.
+CREATE OR REPLACE FUNCTION joex_private.timeout_from(p_task text, p_start timestamptz) RETURNS TABLE (overdue_at timestamptz, renew_by interval)
+LANGUAGE sql STABLE AS $$
+    SELECT p_start + o.timeout, CASE WHEN o.renewable THEN o.timeout END FROM joex_private.task_timeout o WHERE o.task = p_task $$;
 
 -- Whether this job is a suspect beside which its executor takes nothing: for the minute in which it waits for others, and until its code has
 -- run for a minute (_ALONE_FOR in runtime/marks.py; one that waits for longer does so beside others).
 CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
-    SELECT j.suspect AND CASE j.state WHEN 'scheduled' THEN j.scheduled_at ELSE j.started_at END > clock_timestamp() - interval '1 minute'
+    SELECT j.suspect AND CASE j.state
+               WHEN 'scheduled' THEN greatest(j.scheduled_at, (SELECT e.alone_at FROM joex_private.executor e
+                                                               WHERE e.id = j.executor_id AND e.alone = j.lock_id))
+               ELSE j.started_at END > clock_timestamp() - interval '1 minute'
     FROM joex_private.job j WHERE j.id = p_id $$;
 
 -- The place of a job after a run that ends in this state. A resubmission sends the job to the end of the line, whatever the state;
@@ -446,7 +473,7 @@ END $$;
 -- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
 -- suspect: executors run it alone, so that their next death shows which job it was. When a run of it has ended, it is no suspect any more
 -- (see finish_many); the next death makes it one again, and is not charged to it, because other jobs ran there too. Of a job that was lost twice, for whatever reason,
--- executors mark the start before its code runs (see mark_start), and one that had not started is given back: it did not kill its executor,
+-- executors mark the start before its code runs, in its row or in their own (see mark_start), and one that had not started is given back: it did not kill its executor,
 -- and its timeout had not begun. So no job fails because of its neighbours, or because it waits for a process of its executor for longer than
 -- its timeout. (The first two times it may: whether code has started is what its executor says, and code that blocks the executor from
 -- its beginning is not marked.) Returns how many jobs.
@@ -472,7 +499,9 @@ BEGIN
                     ELSE j.error END
             FROM (SELECT k.id, k.state AS was, l.lost, c.charged, p.state, p.lane, p.finished_at
                   FROM joex_private.job k
-                  CROSS JOIN LATERAL (SELECT CASE WHEN k.losses > 1 AND k.state = 'scheduled' AND NOT p_by_worker THEN 0
+                  CROSS JOIN LATERAL (SELECT CASE WHEN k.losses > 1 AND k.state = 'scheduled' AND NOT p_by_worker
+                                                       AND NOT EXISTS (SELECT FROM joex_private.executor e
+                                                                       WHERE e.id = k.executor_id AND e.alone = k.lock_id) THEN 0
                                                   ELSE p_lost END AS lost) l
                   CROSS JOIN LATERAL (SELECT CASE WHEN p_died AND k.losses > 1 AND NOT k.suspect THEN 0 ELSE l.lost END AS charged) c
                   CROSS JOIN LATERAL joex_private.place_after(
