@@ -753,7 +753,7 @@ async def test_a_suspect_whose_row_was_locked_at_its_start_is_marked_later_with_
     async with other.transaction():
         await other.execute("SELECT joex.cancel($1)", job_id)
         assert await runs.mark_start(bench.connection, job_id, taken.lock_id)
-        assert await runs.start_many(bench.connection, start) == [taken.lock_id]
+        assert await runs.start_many(bench.connection, start) == {taken.lock_id}
     await runs.start_many(bench.connection, start)
     left = await bench.connection.fetchval(
         "SELECT extract(epoch FROM overdue_at - clock_timestamp()) FROM joex_private.job WHERE renew_by = '1h'"

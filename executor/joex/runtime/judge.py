@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from joex.core.duration import parse_duration
 from joex.core.job import TakenJob
@@ -26,7 +27,7 @@ T = TypeVar("T")
 _log = logging.getLogger("joex.run")  # for handlers of the application: Joex itself writes tracebacks to job logs alone
 
 _SHORT, _LONGEST_PAUSE = 0.02, 1.0  # seconds
-_LONGEST = 5.0  # seconds for one text: its own code may wait for ever, and the texts of all others wait for it
+_LONGEST = 5.0  # seconds for which the texts of others wait for one: its own code may wait for ever
 
 
 class ErrorTexting:
@@ -51,36 +52,37 @@ class ErrorTexting:
         self._thread.shutdown(wait=False)
 
     async def made(self, job: TakenJob, error: BaseException, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """What ``make`` returns, of this error; or ``otherwise``, if that takes too long.
+        """What ``make`` returns, of this error; or ``otherwise``, if it can't be called.
 
-        A cancellation, by the task's own code, does not change that.
+        A cancellation, by the task's own code, does not change that. One that takes very long keeps its run, as other
+        code in a thread does, and not the texts of others.
         """
         if is_quick(error):
             return make()
-        made: list[T] = []
-        with suppress(asyncio.CancelledError):
+        making: asyncio.Future[T] | None = None
+        with suppress(asyncio.CancelledError, RuntimeError):  # (RuntimeError: the system has no room for a thread)
             async with self._turns.of(job.tenant):
                 began = self._clock()
-                made.append(await self._made_in_thread(make, otherwise))
+                making = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
+                await _until_done(making, _LONGEST)
+                if not making.done():
+                    self.close()  # that thread goes on
+                    self._thread = _thread()
                 seconds = self._clock() - began
                 if seconds > _SHORT:
                     await asyncio.sleep(min(seconds, _LONGEST_PAUSE))
-        return made[0] if made else otherwise()
-
-    async def _made_in_thread(self, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        try:
-            made = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
-        except RuntimeError:  # the system has no room for another thread
+        if making is None:
             return otherwise()
-        until = time.monotonic() + _LONGEST
-        while not made.done() and (left := until - time.monotonic()) > 0:
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({made}, timeout=left)
-        if made.done():
-            return made.result()
-        self.close()  # that thread goes on
-        self._thread = _thread()
-        return otherwise()
+        await _until_done(making)
+        return making.result()
+
+
+async def _until_done(making: asyncio.Future[Any], within: float = math.inf) -> None:
+    """Wait for it, at most for these seconds, whatever the task's own code cancels."""
+    until = time.monotonic() + within
+    while not making.done() and (left := until - time.monotonic()) > 0:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({making}, timeout=None if left == math.inf else left)
 
 
 def _thread() -> ThreadPoolExecutor:
