@@ -368,6 +368,7 @@ async def test_an_executor_does_all_but_what_the_owner_does(roles_of, connection
         "SELECT joex_private.set_scopes('pg_monitor', '{executor}')",
         "UPDATE joex_private.this_database SET events_channel = 'mine'",
         "SELECT setval('joex_private.roles_bound', 1)",
+        "SELECT setval('joex_private.scopes_changed_by', 1)",
         "INSERT INTO joex_private.role_scope (role, scopes) VALUES ('pg_monitor', '{executor}')",
         "DELETE FROM joex_private.migration",
         "INSERT INTO joex_private.api_token (name, digest, scopes) VALUES ('mine', sha256('mine'), '{operate}')",
@@ -1229,21 +1230,24 @@ async def test_what_the_last_bound_role_has_left_open_stays_bound_when_it_is_rev
 
 async def test_a_transaction_that_is_older_than_the_first_grant_with_bounds_can_do_nothing(roles_of, connection, bench):
     """The server judges by the latest grants who may call a function, and its statements read by the snapshot."""
-    theirs = await bench.submit("theirs")
+    theirs = await bench.job_in("failed", await bench.executor(), group="theirs")
+    await connection.execute("SELECT joex.put_periodic_task('a', 'a', 'daily', grp => 'theirs')")
+    await bench.submit("theirs")
+    await pools.note_step(connection, STEP)
     role = await roles_of()
     name = await role.fetchval("SELECT session_user::text")
     async with role.transaction(isolation="repeatable_read"):
         await role.execute("TABLE pg_namespace")  # takes the snapshot
         await roles.set_scopes(connection, RoleScopes(name, ["view", "submit", "operate"], ["mine"], None))
-        for view in ("jobs", "group_stats", "periodic_tasks", "audit", "executors", "pool_steps"):
-            assert await role.fetchval(f"SELECT count(*) FROM joex.{view}") == 0, view  # noqa: S608 - constants
-        assert await role.fetchval("SELECT joex.cancel($1)", theirs) == "not_found"
-        assert await role.fetchval("SELECT joex.retry_failed()") == 0
-        for call in ("submit('a', grp => 'theirs')", "submit_many('{a}', grps => '{theirs}')", "set_group('theirs')"):
-            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        for statement in (
+            *(f"SELECT count(*) FROM joex.{view}" for view in VIEWS),  # noqa: S608 - constants
+            f"SELECT joex.remove('{theirs}')", "SELECT joex.retry_failed()", "SELECT joex.submit('a', grp => 'theirs')",
+            "SELECT joex.submit_many('{a}', grps => '{theirs}')", "SELECT joex.set_group('theirs')",
+        ):  # fmt: skip
+            with case(statement), pytest.raises(asyncpg.SerializationError):
                 async with role.transaction():
-                    await role.execute(f"SELECT joex.{call}")
-    assert await bench.state(theirs) == "waiting"
+                    await role.execute(statement)
+    assert await bench.state(theirs) == "failed"
     assert await role.fetchval("SELECT count(*) FROM joex.jobs") == 0
 
 

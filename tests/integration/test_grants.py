@@ -6,14 +6,15 @@ same, so that every other grant on this object waits.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
 import pytest
 
+from joex.core.job import NewJob
 from joex.core.priority_turns import CountingScheme
 from joex.errors import DatabaseUnavailable, InvalidJob
-from joex.store import runs
+from joex.store import jobs, runs
 from joex.store.migrate import migrate
 from joex.store.roles import RoleScopes, roles, set_scopes
 from tests.support.waiting import PATIENCE, eventually
@@ -275,6 +276,56 @@ async def test_where_a_role_was_bound_a_revocation_is_for_prepared_statements_of
                 await prepared[1].fetchval(str(last))
         assert await prepared[2].fetchval(str(last)) == ("view" in scopes)
     assert await bench.state(last) == "waiting"
+
+
+EVERY = ["view", "submit", "operate"]
+SET_SCOPES = "SELECT joex_private.set_scopes($1, $2, $3)"
+COUNT = "SELECT count(*) FROM joex.jobs"
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["of its own", "that another role has exported"])
+async def test_a_role_keeps_no_scopes_by_a_snapshot_that_is_older_than_their_change(login, connection, bench, imported):
+    await set_scopes(connection, RoleScopes(TENANT, EVERY, ["mine"], None))
+    job = await bench.submit("mine")
+    tenant, older = await login(TENANT), await login(OTHER if imported else TENANT)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(older.transaction(isolation="repeatable_read"))
+        snapshot = await older.fetchval("SELECT pg_export_snapshot()")
+        await set_scopes(connection, RoleScopes(TENANT, EVERY, ["other"], None))
+        if imported:
+            await stack.enter_async_context(tenant.transaction(isolation="repeatable_read"))
+            await tenant.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        used = tenant if imported else older
+        for call in (SUBMIT, f"SELECT joex.cancel('{job}')", COUNT):
+            with pytest.raises(asyncpg.SerializationError, match="begin a new transaction"):
+                async with used.transaction():
+                    await used.execute(call)
+        with pytest.raises(DatabaseUnavailable, match=r"^try again: scopes of roles have changed"):
+            async with used.transaction():
+                await jobs.submit(used, NewJob(task="a", group="mine"))
+    assert await bench.state(job) == "waiting"
+
+
+async def test_a_change_of_scopes_that_is_rolled_back_refuses_no_later_transaction(login, connection, bench):
+    await set_scopes(connection, RoleScopes(TENANT, EVERY, ["mine"], None))
+    await bench.submit("mine")
+    tenant = await login(TENANT)
+    changing = connection.transaction()
+    await changing.start()
+    await connection.fetchval(SET_SCOPES, TENANT, EVERY, ["other"])
+    await changing.rollback()
+    async with tenant.transaction(isolation="repeatable_read"):
+        assert await tenant.fetchval(COUNT) == 1
+
+
+async def test_a_change_of_scopes_on_the_server_of_which_a_dump_was_restored_refuses_nobody(login, connection, bench):
+    """Its transaction ids may be far ahead."""
+    await set_scopes(connection, RoleScopes(TENANT, EVERY, ["mine"], None))
+    await bench.submit("mine")
+    tenant = await login(TENANT)
+    await connection.execute("SELECT setval('joex_private.scopes_changed_by', 1000000000000000000)")
+    async with tenant.transaction(isolation="repeatable_read", readonly=True):
+        assert await tenant.fetchval(COUNT) == 1
 
 
 async def test_a_migration_names_the_session_that_has_written_rights_and_goes_on_when_it_commits(

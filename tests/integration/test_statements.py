@@ -109,6 +109,7 @@ CALLS = {
     "functions_of_scopes": "* FROM joex_private.functions_of_scopes()",
     "payloads": "joex_private.payloads()",
     "bounds": "* FROM joex_private.bounds('{view}')",
+    "must_see_the_scopes": "joex_private.must_see_the_scopes()",
     "in_both": "joex_private.in_both('{a}', '{a, b}')",
     "is_client": "joex_private.is_client()",
     "hears_events": None,  # set_scopes calls it

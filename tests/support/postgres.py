@@ -84,7 +84,7 @@ _EMPTY = r"""
         END IF;
         INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT DO NOTHING;
         PERFORM setval('joex_private.roles_bound', 1), setval('joex_private.limits_running', 1),
-            setval('joex_private.limits_waiting', 1);
+            setval('joex_private.limits_waiting', 1), setval('joex_private.scopes_changed_by', 1, false);
     END $$
 """
 # The maintenance of executors is a periodic task: every ten minutes there would be one more job in some test.

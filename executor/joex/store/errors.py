@@ -45,13 +45,13 @@ _OURS: dict[str, Callable[[str], JoexError]] = {
 _LONGEST_REASON = 2000
 """Characters: a server that is none, or one of somebody else, may send any number, which would fill a log."""
 _READ_ONLY = "25006"
+_TO_REPEAT = ("40001", "40P01")  # serialization failure; deadlock
 # SQLSTATEs, or their beginnings: a class has two characters.
 _UNAVAILABLE = (
     "08",  # connection exception
     "53",  # insufficient resources; too many connections
     _READ_ONLY,  # a standby, during a fail-over
-    "40001",  # serialization failure
-    "40P01",  # deadlock
+    *_TO_REPEAT,
     "57014",  # query cancelled
     "57P01",  # admin shutdown
     "57P02",  # crash shutdown
@@ -107,7 +107,7 @@ def translate(error: BaseException) -> JoexError:  # noqa: PLR0911 - one line fo
     error = _of_driver(error)
     state, text = _sqlstate(error), reason(error)
     if isinstance(error, OSError) or state.startswith(_UNAVAILABLE):  # (TimeoutError is an OSError, too)
-        return DatabaseUnavailable(f"the database is not available: {text}")
+        return DatabaseUnavailable(f"{'try again' if state in _TO_REPEAT else 'the database is not available'}: {text}")
     if state == _LOCKED:
         return Locked("another transaction holds what this changes: try again")
     if state in _OURS:

@@ -45,6 +45,10 @@ ANALYZE joex_private.this_database;     -- (else the planner expects hundreds of
 CREATE SEQUENCE joex_private.roles_bound;
 SELECT setval('joex_private.roles_bound', 1);
 
+-- The id of the transaction that has changed scopes last; no value: none has (see must_see_the_scopes in sql/15_access.sql). A sequence, as
+-- roles_bound, because transactions with an older snapshot must learn of the change.
+CREATE SEQUENCE joex_private.scopes_changed_by;
+
 -- The scopes of roles (see sql/15_access.sql).
 CREATE TABLE joex_private.role_scope (
     role    regrole PRIMARY KEY,

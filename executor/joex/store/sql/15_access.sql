@@ -38,6 +38,29 @@ SELECT role, scopes, groups, queues FROM joex_private.role_scope
 UNION ALL
 SELECT relowner::regrole, '{executor}', NULL, NULL FROM pg_catalog.pg_class WHERE oid = 'joex_private.job'::regclass;
 
+-- Refuse a transaction whose snapshot does not show the latest change of scopes: a role could go on by the scopes that it has lost, in a
+-- transaction that it keeps open, or in a new one with a snapshot that any older transaction has exported.
+--
+-- Changes of scopes exclude each other until they end. So a snapshot that shows the last one as over shows all of them. One that was rolled
+-- back is over, too; one that has not ended yet refuses transactions that will have to be repeated if it commits. (On a standby the server
+-- does not tell which transactions a snapshot shows as open. There a transaction that begins during the change sees the old scopes until it
+-- ends: it writes nothing, and reads what was there before the change.)
+CREATE OR REPLACE FUNCTION joex_private.must_see_the_scopes() RETURNS void LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_last CONSTANT xid8 := pg_sequence_last_value('joex_private.scopes_changed_by')::text::xid8;
+BEGIN
+    IF pg_visible_in_snapshot(v_last, pg_current_snapshot()) IS NOT FALSE THEN     -- (null: nothing has changed)
+        RETURN;
+    END IF;
+    BEGIN
+        PERFORM pg_xact_status(v_last);
+    EXCEPTION WHEN invalid_parameter_value THEN
+        RETURN;     -- No transaction has this id yet: a dump was restored, and the change was made on another server.
+    END;
+    RAISE EXCEPTION 'scopes of roles have changed since the snapshot of this transaction: begin a new transaction'
+        USING ERRCODE = 'serialization_failure';
+END $$;
+
 -- Where the role of this session may do what one of these scopes allows: a row for each of its grants; null: in all groups, or all queues.
 -- Of the roles that it is a member of, those count whose rights it has, or gets by SET ROLE.
 -- No row for a session without a client: autovacuum evaluates the indexes of a bound role's tables as the superuser.
@@ -45,6 +68,9 @@ CREATE OR REPLACE FUNCTION joex_private.bounds(p_scopes text[]) RETURNS TABLE (g
 LANGUAGE plpgsql STABLE ROWS 1 AS $$
 BEGIN
     IF joex_private.is_client() THEN
+        IF NOT joex_private.sees_the_latest() THEN
+            PERFORM joex_private.must_see_the_scopes();
+        END IF;
         RETURN QUERY SELECT r.groups, r.queues FROM joex_private.role_bounds r
         WHERE (r.scopes && p_scopes OR 'executor' = ANY (r.scopes)) AND pg_has_role(session_user, r.role, 'USAGE, SET');
     END IF;
@@ -202,6 +228,7 @@ BEGIN
     ELSIF 'executor' = ANY (p_scopes) AND num_nonnulls(p_groups, p_queues) > 0 THEN
         RAISE EXCEPTION 'scope: an executor runs the jobs of all groups: grant this scope without groups and queues' USING ERRCODE = '22023';
     END IF;
+    PERFORM setval('joex_private.scopes_changed_by', pg_current_xact_id()::text::bigint);
     DELETE FROM joex_private.role_scope s WHERE s.role = v_role RETURNING s.* INTO v_before;
     INSERT INTO joex_private.role_scope (role, scopes, groups, queues)
     SELECT v_role, p_scopes, p_groups, p_queues WHERE p_scopes <> '{}';
@@ -242,6 +269,7 @@ BEGIN
         RETURN;
     END IF;
     LOCK TABLE joex_private.role_scope IN SHARE ROW EXCLUSIVE MODE;     -- (as in set_scopes)
+    PERFORM setval('joex_private.scopes_changed_by', pg_current_xact_id()::text::bigint);
     WITH forgotten AS (
         DELETE FROM joex_private.role_scope s WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = s.role) RETURNING s)
     SELECT array_agg(joex_private.hears_events(f.s)) INTO v_heard FROM forgotten f;

@@ -46,7 +46,8 @@ BEGIN
             -- (What Joex's own lists call.)
             OR p_all AND v_views AND (o.volatility <> 'v' OR o.short = 'joex_private.floor_epoch') AND o.short <> ALL (v_scoped))
             THEN '{EXECUTE}'
-        WHEN o.kind = 'SEQUENCE' AND v_executes AND o.short <> 'joex_private.roles_bound' THEN '{SELECT, USAGE, UPDATE}'
+        WHEN o.kind = 'SEQUENCE' AND v_executes AND o.short NOT IN ('joex_private.roles_bound', 'joex_private.scopes_changed_by')
+            THEN '{SELECT, USAGE, UPDATE}'
         WHEN o.kind = 'SEQUENCE' AND (v_executes OR v_views AND p_all) THEN '{SELECT}'
         WHEN o.kind = 'TABLE' AND o.col IS NULL AND v_executes THEN CASE
             -- (What only the owner writes.)
