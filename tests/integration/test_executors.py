@@ -519,9 +519,10 @@ async def test_a_suspect_is_charged_with_the_death_of_an_executor_on_which_it_ha
         ("late", True),
         ("unstarted", True),
         ("worker", True),
+        ("failed while its row was locked", False),
     ],
 )
-async def test_a_suspect_whose_run_has_come_to_its_end_runs_beside_others_again(bench, how, stays):
+async def test_a_suspect_whose_run_has_come_to_its_end_runs_beside_others_again(bench, another_connection, how, stays):
     """Or each of its retries would keep an executor from the jobs of all others. A worker's process is no executor."""
     await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
     job_id = await bench.submit()
@@ -533,10 +534,15 @@ async def test_a_suspect_whose_run_has_come_to_its_end_runs_beside_others_again(
         taken = await bench.take_one(await bench.executor())
         lock_id = taken.lock_id
         assert taken.suspect
-        if how != "unstarted":
+        if how == "failed while its row was locked":
+            other = await another_connection()
+            async with other.transaction():
+                await other.execute("SELECT joex.set_priority($1, 'high')", job_id)
+                assert await runs.mark_start(bench.connection, job_id, lock_id)
+        elif how != "unstarted":
             assert await runs.mark_start(bench.connection, job_id, lock_id)
     ended = partial(runs.EndedRun, job_id, lock_id)
-    if how == "failed":
+    if how in ("failed", "failed while its row was locked"):
         assert await runs.finish_many(bench.connection, [ended(state="stuck", delay=0.0, age=1.0)]) == []
     elif how in ("failed itself", "worker"):
         await bench.connection.execute("SELECT joex.finish($1, $2, state => 'stuck', delay => '0 s')", job_id, lock_id)

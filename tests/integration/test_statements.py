@@ -222,6 +222,7 @@ CALLS = {
     "retry_failed": "joex.retry_failed()",
     "ring": "joex_private.ring('a')",
     "stand_aside": "joex_private.stand_aside(1, '{default}')",
+    "is_noted": f"joex_private.is_noted(1, {NO_JOB})",
     "timeout_from": "joex_private.timeout_from('', now())",
     "mark_start": f"joex_private.mark_start({NO_JOB}, {NO_JOB})",
     "room": "joex_private.room('default', 1, 1)",

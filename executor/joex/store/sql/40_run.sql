@@ -72,6 +72,10 @@ BEGIN
     RETURN false;
 END $$;
 
+-- Whether the executor has noted in its own row that this suspect has started.
+CREATE OR REPLACE FUNCTION joex_private.is_noted(p_executor integer, p_lock_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_executor AND e.alone = p_lock_id) $$;
+
 -- When the timeout of a run of this task that starts at p_start ends, and until when each report renews it; no row: the task has none.
 CREATE OR REPLACE FUNCTION joex_private.timeout_from(p_task text, p_start timestamptz) RETURNS TABLE (overdue_at timestamptz, renew_by interval)
 LANGUAGE sql STABLE AS $$
@@ -268,8 +272,9 @@ BEGIN
                             ELSE j.failures + CASE WHEN g.state IN ('stuck', 'failed') THEN 1 ELSE 0 END END,
             losses = CASE WHEN j.resubmit_requested THEN 0 ELSE j.losses END,
             -- (Its executor has survived the run of this suspect, which was marked. A worker is no executor.)
-            suspect = j.suspect AND NOT j.resubmit_requested
-                      AND (g.state = 'waiting' OR j.state <> 'running' OR j.executor_id = 0),
+            suspect = CASE WHEN j.suspect AND NOT j.resubmit_requested AND g.state <> 'waiting' AND j.executor_id <> 0
+                           THEN j.state = 'scheduled' AND NOT joex_private.is_noted(j.executor_id, j.lock_id)
+                           ELSE j.suspect AND NOT j.resubmit_requested END,
             started_at = CASE WHEN j.state = 'running' THEN j.started_at
                               ELSE v_now - make_interval(secs => g.age) END,
             progress = CASE WHEN j.resubmit_requested THEN 0 WHEN g.state = 'success' THEN 100 ELSE j.progress END,
@@ -500,8 +505,7 @@ BEGIN
             FROM (SELECT k.id, k.state AS was, l.lost, c.charged, p.state, p.lane, p.finished_at
                   FROM joex_private.job k
                   CROSS JOIN LATERAL (SELECT CASE WHEN k.losses > 1 AND k.state = 'scheduled' AND NOT p_by_worker
-                                                       AND NOT EXISTS (SELECT FROM joex_private.executor e
-                                                                       WHERE e.id = k.executor_id AND e.alone = k.lock_id) THEN 0
+                                                       AND NOT joex_private.is_noted(k.executor_id, k.lock_id) THEN 0
                                                   ELSE p_lost END AS lost) l
                   CROSS JOIN LATERAL (SELECT CASE WHEN p_died AND k.losses > 1 AND NOT k.suspect THEN 0 ELSE l.lost END AS charged) c
                   CROSS JOIN LATERAL joex_private.place_after(
