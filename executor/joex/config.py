@@ -100,7 +100,8 @@ class Settings(BaseSettings):
         500,
         ge=1,
         le=1_000_000,
-        description="most log lines that wait to be written; beyond it, the run that has the most loses lines",
+        description="most log lines that wait to be written, a long one counting as several; beyond it, the group that "
+        "has the most loses lines",
     )
     wakeup_period: Duration = Field(
         timedelta(minutes=30), description="look for work at least this often, even without a notification"

@@ -1,7 +1,6 @@
-"""Writes log lines and progress of runs to the database.
+"""Writes log lines and progress of runs to the database, in batches.
 
-The buffer is bounded, and adding to it never waits, so a log never slows its job down. Lines that do not fit are
-dropped and counted, from the run that has the most lines in the buffer: a run that floods it harms no other.
+Adding to the buffer never waits, so a log never slows its job down.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +16,7 @@ from uuid import UUID
 from joex.core.events import Emit, LogLinesDropped
 from joex.core.job import TakenJob
 from joex.errors import DatabaseUnavailable, JoexError
+from joex.runtime.log_buffer import Line, LogBuffer
 from joex.runtime.text import storable
 from joex.store import runs
 from joex.store.database import borrowed
@@ -29,19 +28,10 @@ if TYPE_CHECKING:
 
 _BATCH = 1000
 _BATCH_BYTES = 500_000
-_LINE_BYTES = 100  # the overhead of a line
 _TRIES = 3
 _GATHER = 0.05  # seconds between two writes, so that a chatty job causes few of them
 _LOCKED_RETRY_IN = 0.25
 _LEFT = "the database could not be reached before the executor left"
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    job: TakenJob
-    at: float
-    level: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +41,7 @@ class _Progress:
     message: str | None
 
 
-_Batch: TypeAlias = tuple[list[_Line], dict[UUID, _Progress]]
+_Batch: TypeAlias = tuple[list[Line], dict[UUID, _Progress]]
 
 
 class JobLogWriter:
@@ -59,15 +49,12 @@ class JobLogWriter:
 
     def __init__(self, pool: asyncpg.Pool[Any], size: int, emit: Emit) -> None:
         self._pool = pool
-        self._size = size
         self._emit = emit
+        self._lines = LogBuffer(size)
         self._lock = threading.Lock()
-        self._lines: deque[_Line] = deque()
-        self._lines_of: Counter[UUID] = Counter()  # how many of them a run has, by its lock id
         self._progress: dict[UUID, _Progress] = {}
         self._locked: dict[UUID, _Progress] = {}  # progress that is not written yet: its row was locked
         self._next_try: asyncio.TimerHandle | None = None  # to write these
-        self._dropped = 0
         self._budget = _BATCH_BYTES  # shrinks while batches do not get through
         self._tries = 0  # of a line that does not get through alone
         self._is_sent = False  # the last batch got a connection
@@ -77,15 +64,9 @@ class JobLogWriter:
         self._wakeup = asyncio.Event()
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
-        """Keep a line; if the buffer is full, drop the newest line of the run that has the most."""
-        with self._lock:
-            if len(self._lines) >= self._size:
-                self._dropped += 1
-                if not self._makes_room_for(job.lock_id):
-                    return
-            self._lines_of[job.lock_id] += 1
-            self._lines.append(_Line(job, time.monotonic(), level, storable(message)))
-        self._wake_up()
+        """Keep a line, or drop one."""
+        if self._lines.add(job, level, message):
+            self._wake_up()
 
     def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
         """Keep the latest progress of a run."""
@@ -115,7 +96,7 @@ class JobLogWriter:
                 # A write that fails has not used this time up: it may have begun long before, or the database refuses
                 # connections at once.
                 is_written = False
-                while not is_written or self._lines or self._progress:
+                while not (is_written and self._lines.is_empty) or self._progress:
                     try:
                         await self.flush()
                         is_written = True
@@ -124,7 +105,8 @@ class JobLogWriter:
         while not self._writing.done():  # (what waited for the one that is cancelled may begin another)
             self._writing.cancel()
             await asyncio.wait({self._writing})
-        self._report(sum(len(lines) for lines, _ in iter(self._cut, None)), _LEFT)
+        self._progress = {}
+        self._report(len(self._lines.take()), _LEFT)
         self._report_dropped()
 
     async def flush(self) -> None:
@@ -167,46 +149,19 @@ class JobLogWriter:
     @property
     def is_empty(self) -> bool:
         """Whether the buffer is empty, and no write is under way."""
-        return not (self._lines or self._progress or self._locked) and self._writing.done()
+        return self._lines.is_empty and not (self._progress or self._locked) and self._writing.done()
 
     async def _write_present(self) -> None:
         """Write what the buffer has now: a run can add to it for as long as it likes, and ends of others wait."""
+        until = time.monotonic()
         with self._lock:  # (only here, between batches: a batch on its way may have later progress)
-            self._progress, self._locked = {**self._locked, **self._progress}, {}
-            left = len(self._lines)
-        batch = self._cut(left)
-        while batch is not None:
-            await self._write(*batch)
-            left -= len(batch[0])
-            batch = self._cut(left) if left > 0 else None
+            progress, self._progress, self._locked = {**self._locked, **self._progress}, {}, {}
+        while (lines := self._lines.take(_BATCH, self._budget, until)) or progress:
+            await self._write(lines, progress)
+            progress = {}
         self._report_dropped()
 
-    def _makes_room_for(self, lock_id: UUID) -> bool:
-        """Drop a line of the run that has the most; False: no other run has many more than this one."""
-        longest, most = self._lines_of.most_common(1)[0]
-        if most <= self._lines_of[lock_id] + 1:
-            return False
-        newest = next(place for place, line in enumerate(reversed(self._lines), 1) if line.job.lock_id == longest)
-        del self._lines[-newest]
-        self._lines_of[longest] -= 1
-        return True
-
-    def _cut(self, most: int = _BATCH) -> _Batch | None:
-        with self._lock:
-            if not self._lines and not self._progress:
-                return None
-            lines: list[_Line] = []
-            size = 0
-            while self._lines and len(lines) < min(most, _BATCH):
-                size += _LINE_BYTES + len(self._lines[0].message)
-                if size > self._budget and lines:
-                    break
-                lines.append(self._lines.popleft())
-            self._lines_of -= Counter(line.job.lock_id for line in lines)  # (which forgets runs that have none left)
-            progress, self._progress = self._progress, {}
-            return lines, progress
-
-    async def _write(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> None:
+    async def _write(self, lines: list[Line], progress: dict[UUID, _Progress]) -> None:
         """Write a batch. Halves a batch that the database refuses, until it finds the refused part, and drops that."""
         batches: list[_Batch] = [(lines, progress)]  # the last one is the first to be written
         while batches:
@@ -235,7 +190,7 @@ class JobLogWriter:
                 self._budget, self._tries = min(self._budget * 2, _BATCH_BYTES), 0
                 self._report(lost, "their runs had lost their jobs")
 
-    async def _send(self, lines: list[_Line], progress: dict[UUID, _Progress]) -> int:
+    async def _send(self, lines: list[Line], progress: dict[UUID, _Progress]) -> int:
         now = time.monotonic()
         rows = [runs.LogLine(n.job.id, n.job.lock_id, n.job.attempt + 1, now - n.at, n.level, n.message) for n in lines]
         latest = [runs.Progress(p.job.id, p.job.lock_id, p.percent, p.message) for p in progress.values()]
@@ -251,28 +206,25 @@ class JobLogWriter:
         self._next_try = self._loop.call_later(_LOCKED_RETRY_IN, self._wakeup.set) if self._locked else None
         return noted.dropped
 
-    def _is_hopeless(self, lines: list[_Line], error: JoexError) -> bool:
+    def _is_hopeless(self, lines: list[Line], error: JoexError) -> bool:
         """Whether to give up a line that did not get through in its time: it was tried alone, and often enough.
 
         (A connection that did not come in time is no try: lines wait while the database is away.)
         """
         if not (lines and self._is_sent and isinstance(error.__cause__, TimeoutError)):
             return False
-        self._budget = max(sum(_LINE_BYTES + len(line.message) for line in lines) // 8, 1)
+        self._budget = max(sum(line.size for line in lines) // 8, 1)
         self._tries = self._tries + 1 if len(lines) == 1 else 0
         return self._tries == _TRIES
 
     def _put_back(self, batches: list[_Batch]) -> None:
-        with self._lock:
-            for lines, progress in batches:
-                self._lines.extendleft(reversed(lines))
-                self._lines_of.update(line.job.lock_id for line in lines)
+        for lines, progress in batches:
+            self._lines.put_back(lines)
+            with self._lock:
                 self._progress = {**progress, **self._progress}  # newer reports replace older ones
 
     def _report_dropped(self) -> None:
-        with self._lock:
-            dropped, self._dropped = self._dropped, 0
-        self._report(dropped, "the buffer was full")
+        self._report(self._lines.dropped(), "the buffer was full")
 
     def _report(self, lines: int, reason: str) -> None:
         if lines:
