@@ -298,12 +298,12 @@ async def test_of_suspects_that_were_taken_at_once_each_runs_alone(
             assert run["ended"] <= following["started"]
 
 
-async def test_a_job_that_calls_sys_exit_ends_only_itself(
+async def test_a_job_that_calls_sys_exit_or_is_interrupted_ends_only_itself(
     client: AnyClient, effects: Effects, executors: ExecutorProcesses
 ) -> None:
     executor = await executors.start("one", retries=0)
-    ids = [await client.submit(task) for task in ("exit", "exit.thread", "exit.child", "quick")]
-    assert await effects.all_finished(ids) == {"failed": 3, "success": 1}
+    ids = [await client.submit(task) for task in ("exit", "exit.thread", "exit.child", "interrupt.child", "quick")]
+    assert await effects.all_finished(ids) == {"failed": 4, "success": 1}
     assert executor.is_alive
 
 

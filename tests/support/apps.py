@@ -341,6 +341,16 @@ async def leave_in_a_child(ctx: joex.Context) -> None:
     await asyncio.gather(leave.function(ctx))
 
 
+@app.task("interrupt.child")
+async def interrupt_in_a_child(ctx: joex.Context) -> None:
+    """The same with the exception of Ctrl-C, and a thread."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    await asyncio.gather(asyncio.to_thread(interrupt))
+
+
 @app.task("threads.left")
 async def leave_threads(ctx: joex.Context) -> None:
     """Occupies all threads of ``asyncio.to_thread`` for ever, and ends."""

@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+from joex.cli import signals
+from joex.cli.executor import _run_on_a_loop
 from joex.cli.signals import reacting_to_signals
 from joex.cli.sigterm import leaving_in_order
 from tests.support.waiting import PATIENCE, eventually
@@ -35,6 +37,21 @@ def test_a_command_that_ignores_sigterm_as_it_leaves_still_does_when_its_embedde
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_that_an_executor_does_not_handle_yet_ends_it_though_its_loop_runs(handlers, monkeypatch, number, end):
+    monkeypatch.setattr(signals, "_handlers", {})
+
+    async def start() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.Event().wait()
+
+    with leaving_in_order() as begun:
+        begun()
+        with pytest.raises(end):
+            _run_on_a_loop(start(), 1)
 
 
 async def test_a_signal_fails_no_call_of_a_library_that_waits_in_a_run() -> None:

@@ -18,7 +18,7 @@ from joex.app import App
 from joex.cli.database import database
 from joex.cli.flags import with_settings
 from joex.cli.load import load_app
-from joex.cli.signals import reacting_to_signals
+from joex.cli.signals import have_handlers, reacting_to_signals
 from joex.client.client import Client
 from joex.config import Settings, load_settings
 from joex.core.lease import Lease
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("joex")
 _MOST_NAMED = 5
+_LEAVE_THE_LOOP = (SystemExit, KeyboardInterrupt)
 _CLOSE_WITHIN = 2.0
 _TASKS_END_WITHIN = 3.0  # seconds
 _HTTP_WITHIN = 30.0  # seconds for a statement, as a client has by default
@@ -79,13 +80,18 @@ def _run_on_a_loop(running: Coroutine[Any, Any, None], slots: int) -> None:
         loop = runner.get_loop()
         loop.set_default_executor(TaskThreads(slots))
         main = loop.create_task(running)
+        end = loop.create_task(asyncio.wait([main]))
         while not main.done():
-            # Of an asyncio task that a run has started: that run fails, but the exception leaves the loop, too.
-            with suppress(SystemExit):
-                loop.run_until_complete(asyncio.wait([main]))
+            try:
+                loop.run_until_complete(end)
+            except _LEAVE_THE_LOOP:
+                # Of an asyncio task that a run has started: that run fails, but the exception leaves the loop, too.
+                # Before the signals have handlers, there is no run yet, and one of them has come: Ctrl-C, or SIGTERM.
+                if not have_handlers():
+                    raise
         left = asyncio.all_tasks(loop)
         loop.call_later(_TASKS_END_WITHIN, loop.stop)
-        with suppress(RuntimeError, SystemExit):  # the loop has stopped before they had ended; one has raised
+        with suppress(RuntimeError, *_LEAVE_THE_LOOP):  # the loop has stopped before they had ended; one has raised
             runner.close()
         left_tasks.extend(task for task in left if not task.done())
     main.result()

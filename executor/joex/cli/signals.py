@@ -25,6 +25,11 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_be_a_fork)
 
 
+def have_handlers() -> bool:
+    """Whether `reacting_to_signals` has begun: none of its signals raises an exception any more."""
+    return bool(_handlers)
+
+
 @contextmanager
 def reacting_to_signals(
     react: Callable[[str], object], numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
