@@ -21,7 +21,7 @@ class _Pause:
     """The pause of this process."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # (a finalizer may read a large value)
         self.readers, self.begun, self.was_on = 0, 0.0, False
 
     def be_a_fork(self) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import threading
 import time
 from uuid import UUID
 
@@ -9,7 +10,9 @@ import pytest
 
 from joex.core.job import TakenJob
 from joex.core.text import LONGEST_TEXT
+from joex.runtime import log_buffer
 from joex.runtime.log_buffer import Line, LogBuffer
+from tests.support.waiting import PATIENCE
 
 _numbers = itertools.count(1)
 
@@ -31,7 +34,7 @@ def test_many_runs_of_one_tenant_leave_the_lines_of_another_one_in_a_full_buffer
         for run in theirs:
             buffer.add(run, "info", f"line {number}")
     for number in range(60):
-        assert buffer.add(mine, "info", f"line {number}")
+        buffer.add(mine, "info", f"line {number}")
         for run in theirs:
             buffer.add(run, "info", "more")
     all_kept = kept(buffer, mine, *theirs)
@@ -43,15 +46,18 @@ def test_groups_of_one_name_in_two_queues_are_two_tenants():
     buffer, theirs, mine = LogBuffer(9), [run_of("acme", "first") for _ in range(9)], run_of("acme", "second")
     for run in theirs:
         buffer.add(run, "info", "a line")
-    assert [buffer.add(mine, "info", str(number)) for number in range(5)] == [True] * 4 + [False]
+    for number in range(5):
+        buffer.add(mine, "info", str(number))
+    assert kept(buffer, mine) == [list("0123")]
 
 
 def test_in_a_tenant_the_run_that_has_most_loses_its_newest_line():
     buffer, flood, quiet = LogBuffer(10), run_of("acme"), run_of("acme")
     for number in range(20):
         buffer.add(flood, "info", str(number))
-    assert all(buffer.add(quiet, "info", str(number)) for number in range(5))
-    assert not buffer.add(quiet, "info", "more than the other one")
+    for number in range(5):
+        buffer.add(quiet, "info", str(number))
+    buffer.add(quiet, "info", "more than the other one")
     assert buffer.dropped() == 16
     assert buffer.dropped() == 0
     assert kept(buffer, flood, quiet) == [list("01234"), list("01234")]
@@ -63,7 +69,8 @@ def test_a_run_with_long_lines_fills_the_buffer_with_a_few_megabytes_and_none_of
     long = character * LONGEST_TEXT
     for _ in range(500):
         buffer.add(flood, "info", long)
-    assert all(buffer.add(quiet, "info", str(number)) for number in range(200))
+    for number in range(200):
+        buffer.add(quiet, "info", str(number))
     flood_lines, quiet_lines = kept(buffer, flood, quiet)
     assert quiet_lines == list(map(str, range(200)))
     assert 0 < sum(len(line.encode()) for line in flood_lines) < 4_000_000
@@ -73,7 +80,7 @@ def test_a_long_line_of_one_who_has_little_takes_the_room_of_as_many_others_as_i
     buffer, flood, quiet = LogBuffer(500), run_of("flood"), run_of("quiet")
     for number in range(495):
         buffer.add(flood, "info", str(number))
-    assert buffer.add(quiet, "info", "x" * LONGEST_TEXT)  # the room of thirteen lines of 8 kB
+    buffer.add(quiet, "info", "x" * LONGEST_TEXT)  # the room of thirteen lines of 8 kB
     assert buffer.dropped() == 8
     assert kept(buffer, flood, quiet) == [[str(number) for number in range(487)], ["x" * LONGEST_TEXT]]
 
@@ -81,12 +88,15 @@ def test_a_long_line_of_one_who_has_little_takes_the_room_of_as_many_others_as_i
 @pytest.mark.parametrize("most", [1, 7, 500, 30_000])
 def test_as_many_short_lines_fit_as_the_setting_says(most):
     buffer, run = LogBuffer(most), run_of("acme")
-    assert [buffer.add(run, "info", "x" * 100) for _ in range(most + 1)] == [True] * most + [False]
+    for _ in range(most + 1):
+        buffer.add(run, "info", "x" * 100)
+    assert (len(buffer.take()), buffer.dropped()) == (most, 1)
 
 
 def test_a_line_of_any_length_fits_into_the_smallest_buffer():
     buffer = LogBuffer(1)
-    assert buffer.add(run_of("acme"), "info", "\N{EURO SIGN}" * 9_000_000)
+    buffer.add(run_of("acme"), "info", "\N{EURO SIGN}" * 9_000_000)
+    assert len(buffer.take()) == 1
 
 
 def test_what_comes_later_is_not_taken_and_the_run_with_the_oldest_line_comes_first():
@@ -127,4 +137,23 @@ def test_the_lines_of_a_run_stay_in_order_and_the_buffer_has_all_its_room_again_
             of_run = [int(line.message.split()[0]) for line in written if line.job is run]
             assert of_run == sorted(of_run)
         assert buffer.is_empty
-        assert [buffer.add(runs[0], "info", "a line") for _ in range(101)] == [True] * 100 + [False]
+        for _ in range(101):
+            buffer.add(runs[0], "info", "a line")
+        assert (len(buffer.take()), buffer.dropped()) == (100, 1)
+
+
+def test_a_finalizer_that_logs_while_a_line_is_added_is_heard_and_stops_nothing(monkeypatch: pytest.MonkeyPatch):
+    """The garbage collector calls it wherever Python makes an object: in the middle of a change of the buffer, too."""
+    buffer, run = LogBuffer(10), run_of("acme")
+
+    def add_and_collect(text: str) -> str:
+        if text == "a line":
+            buffer.add(run, "warning", "a file was not closed")
+        return text
+
+    monkeypatch.setattr(log_buffer, "storable", add_and_collect)
+    adding = threading.Thread(target=buffer.add, args=(run, "info", "a line"), daemon=True)
+    adding.start()
+    adding.join(PATIENCE)
+    assert not adding.is_alive()
+    assert kept(buffer, run) == [["a line", "a file was not closed"]]

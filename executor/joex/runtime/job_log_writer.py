@@ -6,7 +6,6 @@ Adding to the buffer never waits, so a log never slows its job down.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class JobLogWriter:
         self._pool = pool
         self._emit = emit
         self._lines = LogBuffer(size)
-        self._lock = threading.Lock()
+        self._lock = self._lines.lock  # (one for both: a finalizer may log or report where another thread does)
         self._progress: dict[UUID, _Progress] = {}
         self._locked: dict[UUID, _Progress] = {}  # progress that is not written yet: its row was locked
         self._next_try: asyncio.TimerHandle | None = None  # to write these
@@ -65,13 +64,13 @@ class JobLogWriter:
 
     def log(self, job: TakenJob, level: str, message: str) -> None:
         """Keep a line, or drop one."""
-        if self._lines.add(job, level, message):
-            self._wake_up()
+        self._lines.add(job, level, message)
+        self._wake_up()
 
     def progress(self, job: TakenJob, percent: int, message: str | None) -> None:
         """Keep the latest progress of a run."""
+        said = None if message is None else storable(message, 1000)
         with self._lock:
-            said = None if message is None else storable(message, 1000)
             self._progress[job.lock_id] = _Progress(job, percent, said)
         self._wake_up()
 

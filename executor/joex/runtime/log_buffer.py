@@ -11,6 +11,8 @@ import math
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -64,12 +66,20 @@ class LogBuffer:
 
     Args:
         most: the most lines. A long line takes the room of several.
+
+    Attributes:
+        lock: held while the buffer changes. The garbage collector may begin then, and call a finalizer of a task, which
+            logs: so its thread may acquire it again, and lines wait in `_arrived` while the buffer changes.
     """
 
     def __init__(self, most: int) -> None:
         self._room = max(_ROOM, _SHORT * most)
         self._least = self._room // most  # what a line costs of it
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        self._is_changing = False
+        self._arrived: deque[tuple[TakenJob, float, str, str]] = (
+            deque()
+        )  # of each thread one at most, besides finalizers
         self._tenants: defaultdict[tuple[str, str], _Tenant] = defaultdict(_Tenant)
         self._cost = 0
         self._dropped = 0
@@ -77,19 +87,42 @@ class LogBuffer:
     @property
     def is_empty(self) -> bool:
         """Whether no line waits."""
-        return not self._tenants
+        return not (self._tenants or self._arrived)
 
-    def add(self, job: TakenJob, level: str, message: str) -> bool:
-        """Add a line, for which others may be dropped; False: it is dropped itself."""
+    def add(self, job: TakenJob, level: str, message: str) -> None:
+        """Add a line; if there is no room for all, drop one, perhaps this one."""
+        # (A subclass of str may have methods of its own, of which none must run here.)
+        self._arrived.append((job, time.monotonic(), level, str.__str__(message)))
+        with self.lock:
+            if not self._is_changing:
+                self._sort_in()
+
+    def _sort_in(self) -> None:
+        self._is_changing = True
+        try:
+            while self._arrived:
+                self._keep(*self._arrived.popleft())
+        finally:
+            self._is_changing = False
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Held while the buffer changes otherwise, in the event loop."""
+        with self.lock:
+            self._sort_in()
+            self._is_changing = True
+            try:
+                yield
+            finally:
+                self._is_changing = False
+
+    def _keep(self, job: TakenJob, at: float, level: str, message: str) -> None:
         # (An estimate: to clean a line and to encode it takes longer than to drop it.)
         size = _LINE_BYTES + min(len(message), LONGEST_TEXT) * (1 if message.isascii() else 3)
         cost = max(size, self._least)
-        with self._lock:
-            if self._cost + cost > self._room and not self._makes_room_for(job, cost):
-                return False
-            line = Line(job, time.monotonic(), level, storable(message), size, cost)
+        if self._cost + cost <= self._room or self._makes_room_for(job, cost):
+            line = Line(job, at, level, storable(message), size, cost)
             self._charged(job, cost).lines.append(line)
-            return True
 
     def take(self, most: float = math.inf, size: float = math.inf, until: float = math.inf) -> list[Line]:
         """Take lines that were there at this time: at most so many, of so many bytes, but one in any case.
@@ -97,7 +130,7 @@ class LogBuffer:
         The run whose first line is the oldest comes first, so that none waits for what others log without a pause.
         """
         taken: list[Line] = []
-        with self._lock:
+        with self._changing():
             runs = [run for tenant in self._tenants.values() for run in tenant.runs.values()]
             for run in sorted(runs, key=lambda run: run.lines[0].at):
                 job, cost = run.lines[0].job, 0
@@ -112,13 +145,13 @@ class LogBuffer:
 
     def put_back(self, lines: list[Line]) -> None:
         """Put lines back that were taken. The buffer may be fuller than full then."""
-        with self._lock:
+        with self._changing():
             for line in reversed(lines):
                 self._charged(line.job, line.cost).lines.appendleft(line)
 
     def dropped(self) -> int:
         """How many lines were dropped since the last call."""
-        with self._lock:
+        with self._changing():
             dropped, self._dropped = self._dropped, 0
         return dropped
 

@@ -32,7 +32,8 @@ class RoleScopes:
 async def set_scopes(connection: Connection, role: RoleScopes, *, patience: float = _PATIENCE) -> None:
     """Grant a role these scopes instead of those that it has; none: revoke all. A role that was dropped: as listed.
 
-    Transactions that begin later have the new scopes; those that are open have them, too, if a role was ever bound.
+    Transactions that begin later have the new scopes; those that are open have them, too, if a role was ever bound
+    (REPEATABLE READ and SERIALIZABLE ones are refused then).
     The rights on functions and views may take ``patience`` seconds, because other transactions may have written them.
 
     Raises:
