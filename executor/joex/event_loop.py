@@ -25,8 +25,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         """
 
         async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
-            if not host or _is_address(host):
-                return await super().getaddrinfo(host, port, **more)
+            if host and _is_address(host):  # here and now: `sock_connect` asks for that, too
+                return socket.getaddrinfo(host, port, **more)
             return await self.run_in_executor(None, lambda: socket.getaddrinfo(host, port, **more))
 
         async def create_connection(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
 from joex.event_loop import new_event_loop
 from tests.support.cluster.pki import Authority
@@ -73,3 +74,27 @@ def test_of_a_name_with_several_addresses_the_first_that_answers_is_connected(mo
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up_two)
     assert run(main) == "127.0.0.1"
+
+
+def test_a_connection_to_an_address_asks_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop has two of its own for that, which look-ups of names for datagrams occupy."""
+    loop = uvloop.Loop
+    asked: list[str] = []
+    original = loop.getaddrinfo
+
+    def ask(self: Any, host: str, *args: Any, **more: Any) -> Any:
+        asked.append(host)
+        return original(self, host, *args, **more)
+
+    async def main() -> None:
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection("localhost", port)
+            writer.close()
+            with socket.socket() as sock:
+                sock.settimeout(0)
+                await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+
+    monkeypatch.setattr(loop, "getaddrinfo", ask)
+    run(main)
+    assert asked == []

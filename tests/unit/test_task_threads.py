@@ -11,7 +11,7 @@ import pytest
 
 from joex.event_loop import new_event_loop
 from joex.runtime import task_threads
-from joex.runtime.task_threads import TENANT, TaskThreads
+from joex.runtime.task_threads import OWN, TENANT, TaskThreads
 from tests.support.waiting import PATIENCE, eventually
 
 
@@ -25,8 +25,15 @@ class Threads:
 
     def of(self, group: str, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
         """The code of a run of this group."""
+        return self._of(("default", group), work)
+
+    def of_joex(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        """Joex's own code."""
+        return self._of(OWN, work)
+
+    def _of(self, tenant: tuple[str, str], work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
         variables = contextvars.copy_context()
-        variables.run(TENANT.set, ("default", group))
+        variables.run(TENANT.set, tenant)
         return asyncio.get_running_loop().create_task(work, context=variables)
 
     def call(self, group: str, function: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -60,11 +67,28 @@ async def test_calls_of_a_group_that_take_for_ever_leave_threads_to_others(threa
     held = [threads.hold("many") for _ in range(100)]
     for _ in range(50):
         assert await asyncio.wait_for(threads.call("few", lambda: "done"), PATIENCE) == "done"
-    assert await asyncio.to_thread(lambda: "Joex's own") == "Joex's own"
     await eventually(lambda: len(threads.begun) == 6, why="they have as many as a group may have")
     threads.over.set()
     await asyncio.gather(*held)
     assert len(threads.begun) == 100
+
+
+async def test_calls_from_threads_without_a_context_share_as_those_of_a_group(threads: Threads) -> None:
+    """A client of a broker, say, calls back in a thread of its own, and its handler goes to the loop from there."""
+    loop = asyncio.get_running_loop()
+
+    async def handle() -> None:
+        await asyncio.to_thread(threads.over.wait)
+
+    def call_back() -> None:
+        for _ in range(100):
+            asyncio.run_coroutine_threadsafe(handle(), loop)
+
+    thread = threading.Thread(target=call_back)
+    thread.start()
+    await eventually(lambda: not thread.is_alive())
+    assert await asyncio.wait_for(threads.call("few", lambda: "done"), PATIENCE) == "done"
+    assert await asyncio.wait_for(threads.of_joex(asyncio.to_thread(lambda: "done")), PATIENCE) == "done"
 
 
 async def test_a_call_that_was_cancelled_while_it_waited_keeps_no_thread(threads: Threads) -> None:

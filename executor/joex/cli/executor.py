@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,7 @@ from joex.exits import left_tasks
 from joex.http.certificate import Certificate, certificate_of
 from joex.http.connection_shares import MOST, SharingClient
 from joex.http.listening import address_of, listen
-from joex.runtime.task_threads import TaskThreads
+from joex.runtime.task_threads import OWN, TENANT, TaskThreads
 from joex.store.database import create_pool
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def _run_on_a_loop(running: Coroutine[Any, Any, None], slots: int) -> None:
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         loop = runner.get_loop()
         loop.set_default_executor(TaskThreads(slots))
-        main = loop.create_task(running)
+        own = copy_context()
+        own.run(TENANT.set, OWN)
+        main = loop.create_task(running, context=own)
         end = loop.create_task(asyncio.wait([main]))
         while not main.done():
             try:

@@ -15,7 +15,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TENANT: ContextVar[tuple[str, str] | None] = ContextVar("joex_tenant", default=None)
-"""The queue and the group of the run whose code this is."""
+"""The queue and the group of the run whose code this is; of Joex's own code, OWN. None: in a thread that a task has
+started without its context."""
+OWN = ("", "")
 _MORE = 32  # threads beside one for each slot
 _OF_GROUP = min(32, (os.cpu_count() or 1) + 4)
 """The most threads of a group: as many as Python's default gives to all. Where more of them compute, they keep Python's
@@ -32,13 +34,16 @@ class TaskThreads(ThreadPoolExecutor):
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots + _MORE + _OWN, thread_name_prefix="asyncio")
-        self._places: Places[tuple[str, str]] = Places(slots + _MORE, _may)
+        self._places: Places[tuple[str, str] | None] = Places(slots + _MORE, _may)
         self._lock = threading.Lock()  # of the places: a call ends in its thread
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call a function in a thread, in the turn of the group whose code submits it."""
+        """Call a function in a thread, in the turn of the group whose code submits it.
+
+        All calls of which that is not known have the turns of one group.
+        """
         tenant = TENANT.get()
-        if tenant is None:
+        if tenant == OWN:
             return super().submit(fn, *args, **kwargs)
         call = _Call(lambda: fn(*args, **kwargs), lambda: self._given_back(tenant), super().submit)
         with self._lock:
@@ -49,11 +54,11 @@ class TaskThreads(ThreadPoolExecutor):
             raise call.refusal
         return call.future
 
-    def _left(self, tenant: tuple[str, str], call: _Call) -> None:
+    def _left(self, tenant: tuple[str, str] | None, call: _Call) -> None:
         with self._lock:
             self._places.leave(tenant, call)
 
-    def _given_back(self, tenant: tuple[str, str]) -> None:
+    def _given_back(self, tenant: tuple[str, str] | None) -> None:
         with self._lock:
             self._places.give_back(tenant)
 
@@ -62,7 +67,7 @@ class TaskThreads(ThreadPoolExecutor):
         super().shutdown(wait=False, cancel_futures=cancel_futures)
 
 
-def _may(tenant: tuple[str, str], has: int, free: int) -> bool:
+def _may(tenant: tuple[str, str] | None, has: int, free: int) -> bool:
     return has < _OF_GROUP and leaves_some(tenant, has, free)
 
 
