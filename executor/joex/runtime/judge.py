@@ -27,16 +27,17 @@ T = TypeVar("T")
 _log = logging.getLogger("joex.run")  # for handlers of the application: Joex itself writes tracebacks to job logs alone
 
 _SHORT, _LONGEST_PAUSE = 0.02, 1.0  # seconds
-_LONGEST = 5.0  # seconds for which the texts of others wait for one: its own code may wait for ever
+_LONGEST = 0.5  # seconds for which the texts of others wait for one: its own code may wait for ever
+_MOST_LEFT = 2  # texts of a group that go on after that
 
 
 class ErrorTexting:
     """Makes the texts of errors, in a thread, as that may take long, and in turns of the groups.
 
-    The message of one may take half a second of Python's lock (of 500,000 wrong values, say), or six seconds of Python
-    code. What takes long is followed by a pause as long, so that twenty such errors do not keep the executor from all
+    The message of one may take half a second of Python's lock (of 500,000 wrong values, say), or wait for ever. What takes long is followed by a pause as long, so that twenty such errors do not keep the executor from all
     else until its lease is over. The turns go by time, so that the short ones of other groups come before the next long
-    one. Those of which all is quick are made in the event loop, and at once: there may be thousands a second.
+    one. One that is not there after half a second goes on in its thread, and its group has two such at a time, so that
+    others wait for a second at most. Those of which all is quick are made in the event loop, and at once: there may be thousands a second.
 
     Args:
         clock: tells seconds.
@@ -46,6 +47,7 @@ class ErrorTexting:
         self._clock = clock
         self._turns = Turns(clock, 1)
         self._thread = _thread()
+        self._left: dict[tuple[str, str], set[asyncio.Future[Any]]] = {}  # texts that have left their turn
 
     def close(self) -> None:
         """Release the thread."""
@@ -61,20 +63,38 @@ class ErrorTexting:
             return make()
         making: asyncio.Future[T] | None = None
         with suppress(asyncio.CancelledError, RuntimeError):  # (RuntimeError: the system has no room for a thread)
-            async with self._turns.of(job.tenant):
-                began = self._clock()
-                making = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
-                await _until_done(making, _LONGEST)
-                if not making.done():
-                    self.close()  # that thread goes on
-                    self._thread = _thread()
-                seconds = self._clock() - began
-                if seconds > _SHORT:
-                    await asyncio.sleep(min(seconds, _LONGEST_PAUSE))
+            while making is None:
+                while len(left := self._left.get(job.tenant, set())) >= _MOST_LEFT:
+                    await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                async with self._turns.of(job.tenant):
+                    if len(self._left.get(job.tenant, ())) >= _MOST_LEFT:  # others of its group had turns meanwhile
+                        continue
+                    began = self._clock()
+                    making = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
+                    await _until_done(making, _LONGEST)
+                    if not making.done():
+                        self._leave(job, making)
+                    seconds = self._clock() - began
+                    if seconds > _SHORT:
+                        await asyncio.sleep(min(seconds, _LONGEST_PAUSE))
         if making is None:
             return otherwise()
         await _until_done(making)
         return making.result()
+
+    def _leave(self, job: TakenJob, making: asyncio.Future[Any]) -> None:
+        """Let this text go on in its thread, and others begin in another one."""
+        self.close()
+        self._thread = _thread()
+        left = self._left.setdefault(job.tenant, set())
+        left.add(making)
+
+        def forget(done: asyncio.Future[Any]) -> None:
+            left.discard(done)
+            if not left:
+                self._left.pop(job.tenant, None)
+
+        making.add_done_callback(forget)
 
 
 async def _until_done(making: asyncio.Future[Any], within: float = math.inf) -> None:
