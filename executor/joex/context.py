@@ -37,7 +37,7 @@ else:
 A_co = TypeVar("A_co", covariant=True)
 S_co = TypeVar("S_co", covariant=True)
 
-_EVENT_LOCK = threading.Lock()
+_EVENT_LOCK = threading.RLock()  # (a finalizer may wait, too)
 _BLOCK: ContextVar[object] = ContextVar("block", default=None)
 """The block in which code is that has, or had, a connection."""
 _TOLD_AFTER = 10.0  # seconds that a block waits for another one of its run, perhaps for ever, until its log says so

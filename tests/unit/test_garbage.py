@@ -138,7 +138,7 @@ def test_a_fork_during_the_pause_of_another_thread_collects_garbage():
     thread.start()
     assert begun.wait(PATIENCE)
     if (fork := os.fork()) == 0:
-        os._exit(0 if gc.isenabled() and not garbage._pause.lock.locked() else 1)
+        os._exit(0 if gc.isenabled() and garbage._pause.lock.acquire(blocking=False) else 1)
     ends.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0

@@ -34,10 +34,11 @@ _MOST_LEFT = 2  # texts of a group that go on after that
 class ErrorTexting:
     """Makes the texts of errors, in a thread, as that may take long, and in turns of the groups.
 
-    The message of one may take half a second of Python's lock (of 500,000 wrong values, say), or wait for ever. What takes long is followed by a pause as long, so that twenty such errors do not keep the executor from all
-    else until its lease is over. The turns go by time, so that the short ones of other groups come before the next long
-    one. One that is not there after half a second goes on in its thread, and its group has two such at a time, so that
-    others wait for a second at most. Those of which all is quick are made in the event loop, and at once: there may be thousands a second.
+    The message of one may take half a second of Python's lock (of 500,000 wrong values, say), or wait for ever. What
+    takes long is followed by a pause as long, so that twenty such errors do not keep the executor from all else until
+    its lease is over. The turns go by time, so that the short ones of other groups come before the next long one. One
+    that is not there after half a second goes on in its thread, and its group has two such at a time. Those of which
+    all is quick are made in the event loop, and at once: there may be thousands a second.
 
     Args:
         clock: tells seconds.
