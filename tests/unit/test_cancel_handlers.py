@@ -2,14 +2,12 @@
 
 import asyncio
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 import joex
 from joex.core.job import TakenJob
 from joex.runtime.calling import Caller
-from joex.runtime.run import Defaults
+from joex.runtime.run import Defaults, Run
 
 JOB = TakenJob(UUID(int=1), UUID(int=2), 1, "default", "a", "t", "{}", "low", "", "", 0, 0, None, 0.0)
 
@@ -43,8 +41,7 @@ class Lines:
 
 async def test_a_handler_that_takes_longer_than_the_timeout_of_its_task_is_interrupted():
     reports = Lines()
-    run: Any = SimpleNamespace(job=JOB, context=None, args={}, worker=None)
-    await Caller(1, Defaults(0, timedelta(), None), reports, None, 1000).call_cancel_handler(run, task)
+    await Caller(1, Defaults(0, timedelta(), None), reports, None, 1000).call_cancel_handler(Run(JOB), task)
     assert interrupted
     [line] = reports.lines
     assert line.startswith("its on_cancel handler failed: ")

@@ -7,12 +7,10 @@ from uuid import UUID
 
 import pytest
 
-import joex
 from joex.core.job import TakenJob
 from joex.core.text import is_quick
 from joex.runtime import judge
 from joex.runtime.judge import ErrorTexting
-from tests.support.slots import Slots
 from tests.support.waiting import PATIENCE, eventually
 
 
@@ -103,29 +101,6 @@ async def test_the_text_of_a_plain_error_is_made_at_once(error: Exception) -> No
 )
 def test_the_texts_of_other_errors_may_take_long(error: Exception) -> None:
     assert not is_quick(error)
-
-
-async def test_the_text_of_an_error_of_an_exclusive_run_is_its_code() -> None:
-    """As long as it is at work, no other executor may begin the job."""
-    app, go_on = joex.App(), threading.Event()
-
-    class WaitsForever(Exception):
-        def __str__(self) -> str:
-            return str(go_on.wait())
-
-    @app.task("t", exclusive=True)
-    async def task(ctx: joex.Context) -> None:
-        raise WaitsForever
-
-    slots = Slots(app)
-    job = slots.start(suspect=False)
-    try:
-        await eventually(lambda: slots.runner.executing_exclusively == 1)
-    finally:
-        go_on.set()
-    await eventually(lambda: slots.of(job)[-1] == "failed")
-    assert slots.runner.executing == 0
-    slots.runner.close()
 
 
 async def test_a_text_that_takes_very_long_keeps_its_run_and_no_text_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,8 @@ class Caller:
             self._log_failed_handler(run, said)
         finally:
             run.kill = None
+            if run.calls:
+                await until_over(run)
 
     def _log_failed_handler(self, run: Run, said: str | None) -> None:
         self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")
@@ -153,6 +155,18 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return call(), None
     except BaseException as error:  # noqa: BLE001 - see above
         return None, error
+
+
+async def until_over(run: Run) -> None:
+    """Wait for the calls in threads that the code of an exclusive run has left, whatever cancels it meanwhile."""
+    if run.context is not None:
+        run.context.ask_to_end()
+    while run.calls:
+        calls = [asyncio.wrap_future(call) for call in tuple(run.calls)]
+        for call in calls:
+            call.add_done_callback(lambda done: done.cancelled() or done.exception())  # (which is nobody's)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(calls)
 
 
 async def _within(limit: float | None, called: Awaitable[Any]) -> Any:

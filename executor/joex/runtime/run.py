@@ -6,13 +6,14 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
 from joex.context import Context
 from joex.core.job import TakenJob
 from joex.core.outcome import Interruption
-from joex.runtime.task_threads import TENANT
+from joex.runtime.task_threads import CALLS, TENANT
 from joex.task import Task
 
 
@@ -22,6 +23,7 @@ class Run:
     __slots__ = (
         "args",
         "args_text",
+        "calls",
         "context",
         "has_ended",
         "interruptible",
@@ -45,6 +47,7 @@ class Run:
         self.args_text = ""  # of a task that runs in a process, which parses them
         self.variables = contextvars.copy_context()  # the context variables of the task's code, and its cancel handler
         self.variables.run(TENANT.set, job.tenant)
+        self.calls: set[Future[Any]] = set()  # of an exclusive run, in threads: they are a part of it
         self.started: float | None = None
         self.interruption: Interruption | None = None
         self.interruptible = False  # the task's code is at an await, or in a process, and may be interrupted there
@@ -52,6 +55,10 @@ class Run:
         self.has_ended = False  # its end is handed over, to be written
         self.is_cleaning_up = False  # its end is written, and its cancel handler runs
         self.kill: Callable[[], object] | None = None  # ends its process, or the wait of its cancel handler
+
+    def keep_calls(self) -> None:
+        """Note the calls that its code has in threads."""
+        self.variables.run(CALLS.set, self.calls)
 
     @property
     def is_exclusive(self) -> bool:

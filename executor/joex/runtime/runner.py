@@ -19,7 +19,7 @@ from joex.core.outcome import Ending, Interruption, Outcome, decide
 from joex.core.text import ErrorTexts
 from joex.errors import InvalidJob, JoexError
 from joex.places import Places
-from joex.runtime.calling import Caller
+from joex.runtime.calling import Caller, until_over
 from joex.runtime.finisher import End, Ends
 from joex.runtime.judge import judged, tell_handlers, unshown
 from joex.runtime.marks import Marks
@@ -106,6 +106,8 @@ class Runner:
         if job.suspect and not self._marks.keep(run):
             run.interruption = Interruption.GIVE_BACK
         task = self._app.get(job.task)
+        if task is not None and task.exclusive:
+            run.keep_calls()
         # (A suspect runs alone: it must not wait for the others, which wait for it.)
         waits = task is not None and self._caller.is_in_process(task) and not job.suspect
         work = self._run_in_turn(run) if waits else self._run(run)
@@ -249,6 +251,8 @@ class Runner:
                 value = await self._caller.call(run, task)
             finally:
                 run.interruptible = False
+                if run.calls:
+                    await until_over(run)
             outcome, result, message = _RETURNED, self._result(run, value), _message(run)
         except Ended as error:
             outcome = self._ended(run, error)

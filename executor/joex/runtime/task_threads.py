@@ -18,6 +18,8 @@ TENANT: ContextVar[tuple[str, str] | None] = ContextVar("joex_tenant", default=N
 """The queue and the group of the run whose code this is; of Joex's own code, OWN. None: in a thread that a task has
 started without its context."""
 OWN = ("", "")
+CALLS: ContextVar[set[Future[Any]] | None] = ContextVar("joex_calls", default=None)
+"""Where the calls are that the code of this run has in threads; None: it may leave them behind."""
 _MORE = 32  # threads beside one for each slot
 _OF_GROUP = min(32, (os.cpu_count() or 1) + 4)
 """The most threads of a group: as many as Python's default gives to all. Where more of them compute, they keep Python's
@@ -45,7 +47,11 @@ class TaskThreads(ThreadPoolExecutor):
         tenant = TENANT.get()
         if tenant == OWN:
             return super().submit(fn, *args, **kwargs)
+        calls = CALLS.get()
         call = _Call(lambda: fn(*args, **kwargs), lambda: self._given_back(tenant), super().submit)
+        if calls is not None:
+            calls.add(call.future)
+            call.future.add_done_callback(calls.discard)
         with self._lock:
             has_begun = self._places.ask(tenant, call)
         if not has_begun:

@@ -1,0 +1,71 @@
+"""What belongs to an exclusive run: as long as it is at work, no other executor may begin the job."""
+
+import asyncio
+import threading
+
+import pytest
+
+import joex
+from joex.runtime.task_threads import TaskThreads
+from tests.support.slots import Slots
+from tests.support.waiting import eventually
+
+
+async def test_the_text_of_an_error_of_an_exclusive_run_is_its_code() -> None:
+    app, go_on = joex.App(), threading.Event()
+
+    class WaitsForever(Exception):
+        def __str__(self) -> str:
+            return str(go_on.wait())
+
+    @app.task("t", exclusive=True)
+    async def task(ctx: joex.Context) -> None:
+        raise WaitsForever
+
+    slots = Slots(app)
+    job = slots.start(suspect=False)
+    try:
+        await eventually(lambda: slots.runner.executing_exclusively == 1)
+    finally:
+        go_on.set()
+    await eventually(lambda: slots.of(job)[-1] == "failed")
+    assert slots.runner.executing == 0
+    slots.runner.close()
+
+
+@pytest.mark.parametrize("how", ["timeout", "return", "handler"])
+async def test_calls_of_an_exclusive_run_in_threads_are_its_code(how: str) -> None:
+    """Python can't end them; the run is over when they are."""
+    app, go_on = joex.App(), threading.Event()
+
+    async def work(ctx: joex.Context) -> None:
+        call = asyncio.create_task(asyncio.to_thread(go_on.wait))
+        if how == "timeout":
+            await call
+        else:
+            await asyncio.sleep(0)  # it begins
+
+    task = app.task("t", exclusive=True, timeout="0.05s" if how == "timeout" else None)
+
+    if how == "handler":
+
+        @task
+        async def cancels(ctx: joex.Context) -> None:
+            raise joex.Cancel
+
+        cancels.on_cancel(work)
+    else:
+        task(work)
+
+    asyncio.get_running_loop().set_default_executor(TaskThreads(4))
+    slots = Slots(app)
+    job = slots.start(suspect=False)
+    run = slots.runner.runs[job.lock_id]
+    try:
+        await eventually(lambda: run.context is not None and run.context.cancelled)
+        assert (slots.of(job), slots.runner.executing_exclusively) == (["begins"], 1)
+    finally:
+        go_on.set()
+    ends = {"timeout": "failed", "return": "success", "handler": "cancelled"}
+    await eventually(lambda: slots.of(job) == ["begins", ends[how]])
+    slots.runner.close()
