@@ -5,6 +5,7 @@ import contextvars
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -77,18 +78,23 @@ async def test_calls_from_threads_without_a_context_share_as_those_of_a_group(th
     """A client of a broker, say, calls back in a thread of its own, and its handler goes to the loop from there."""
     loop = asyncio.get_running_loop()
 
+    handlers: list[Future[None]] = []
+
     async def handle() -> None:
         await asyncio.to_thread(threads.over.wait)
 
     def call_back() -> None:
-        for _ in range(100):
-            asyncio.run_coroutine_threadsafe(handle(), loop)
+        handlers.extend(asyncio.run_coroutine_threadsafe(handle(), loop) for _ in range(100))
 
     thread = threading.Thread(target=call_back)
     thread.start()
     await eventually(lambda: not thread.is_alive())
+    held = [threads.hold("many") for _ in range(100)]
     assert await asyncio.wait_for(threads.call("few", lambda: "done"), PATIENCE) == "done"
     assert await asyncio.wait_for(threads.of_joex(asyncio.to_thread(lambda: "done")), PATIENCE) == "done"
+    threads.over.set()
+    ends = asyncio.gather(*held, *map(asyncio.wrap_future, handlers))
+    await asyncio.wait_for(ends, PATIENCE)
 
 
 async def test_a_call_that_was_cancelled_while_it_waited_keeps_no_thread(threads: Threads) -> None:

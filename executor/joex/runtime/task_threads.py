@@ -14,10 +14,10 @@ from joex.places import Places, leaves_some
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TENANT: ContextVar[tuple[str, str] | None] = ContextVar("joex_tenant", default=None)
-"""The queue and the group of the run whose code this is; of Joex's own code, OWN. None: in a thread that a task has
-started without its context."""
-OWN = ("", "")
+OWN, _UNKNOWN = ("", "joex"), ("", "unknown")  # (no queue has an empty name)
+TENANT: ContextVar[tuple[str, str]] = ContextVar("joex_tenant", default=_UNKNOWN)
+"""The queue and the group of the run whose code this is; of Joex's own code, OWN. It is unknown in a thread that a task
+has started without its context."""
 CALLS: ContextVar[set[Future[Any]] | None] = ContextVar("joex_calls", default=None)
 """Where the calls are that the code of this run has in threads; None: it may leave them behind."""
 _MORE = 32  # threads beside one for each slot
@@ -36,7 +36,7 @@ class TaskThreads(ThreadPoolExecutor):
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots + _MORE + _OWN, thread_name_prefix="asyncio")
-        self._places: Places[tuple[str, str] | None] = Places(slots + _MORE, _may)
+        self._places: Places[tuple[str, str]] = Places(slots + _MORE, _may)
         self._lock = threading.Lock()  # of the places: a call ends in its thread
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -60,11 +60,11 @@ class TaskThreads(ThreadPoolExecutor):
             raise call.refusal
         return call.future
 
-    def _left(self, tenant: tuple[str, str] | None, call: _Call) -> None:
+    def _left(self, tenant: tuple[str, str], call: _Call) -> None:
         with self._lock:
             self._places.leave(tenant, call)
 
-    def _given_back(self, tenant: tuple[str, str] | None) -> None:
+    def _given_back(self, tenant: tuple[str, str]) -> None:
         with self._lock:
             self._places.give_back(tenant)
 
@@ -73,7 +73,7 @@ class TaskThreads(ThreadPoolExecutor):
         super().shutdown(wait=False, cancel_futures=cancel_futures)
 
 
-def _may(tenant: tuple[str, str] | None, has: int, free: int) -> bool:
+def _may(tenant: tuple[str, str], has: int, free: int) -> bool:
     return has < _OF_GROUP and leaves_some(tenant, has, free)
 
 
