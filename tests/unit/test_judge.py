@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -89,6 +90,12 @@ async def test_the_text_of_a_plain_error_is_made_at_once(error: Exception) -> No
         making.send(None)
 
 
+def with_strerror(value: Any) -> OSError:
+    error = FileNotFoundError(2, "no such file")
+    error.strerror = value
+    return error
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -97,6 +104,10 @@ async def test_the_text_of_a_plain_error_is_made_at_once(error: Exception) -> No
         ValueError(["a list"]),
         ValueError(10**1000),
         ExceptionGroup("group", [ValueError()]),
+        FileNotFoundError(2, "no such file", "long" * 1000),
+        with_strerror(["a list"]),
+        AttributeError("no such name", name="a", obj=SlowError()),
+        ImportError("long" * 1000),
     ],
 )
 def test_the_texts_of_other_errors_may_take_long(error: Exception) -> None:

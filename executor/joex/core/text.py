@@ -16,7 +16,12 @@ _FEW, _FEW_FRAMES, _SHORT = 5, 50, 1000
 _OF_PYTHON = frozenset(
     one
     for one in vars(builtins).values()
-    if isinstance(one, type) and issubclass(one, BaseException) and not issubclass(one, BaseExceptionGroup)
+    if isinstance(one, type)
+    and issubclass(one, BaseException)
+    and one.__str__ in (BaseException.__str__, KeyError.__str__, OSError.__str__)
+    and not issubclass(
+        one, AttributeError | NameError
+    )  # (a traceback suggests names that an object has, which it asks)
 )
 _MARK = 40  # characters that the mark may have
 
@@ -41,7 +46,8 @@ def said(error: BaseException) -> str:
 def is_quick(error: BaseException) -> bool:
     """Whether the texts of an error are made quickly, as those of most are.
 
-    It is one of Python's own classes then, with a few plain values, a short traceback, and no other errors.
+    It is one of Python's own classes then whose text has no parts but a few plain values, a short traceback, and no other
+    errors.
     """
     with suppress(BaseException):  # of the error's own attributes, and of those of its class
         frame, frames = error.__traceback__, 0
@@ -49,7 +55,10 @@ def is_quick(error: BaseException) -> bool:
             frame, frames = frame.tb_next, frames + 1
         is_alone = error.__cause__ is None and error.__context__ is None and not hasattr(error, "__notes__")
         is_own = type(error) in _OF_PYTHON and frames <= _FEW_FRAMES and len(error.args) <= _FEW
-        return is_alone and is_own and all(map(_is_plain, error.args))
+        parts = error.args
+        if isinstance(error, OSError):
+            parts = (*parts, error.errno, error.strerror, error.filename, error.filename2)
+        return is_alone and is_own and all(map(_is_plain, parts))
     return False
 
 
