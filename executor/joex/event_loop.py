@@ -25,7 +25,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         """
 
         async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
-            if host and _is_address(host):  # here and now: `sock_connect` asks for that, too
+            # Here and now: `sock_connect` asks for that, too. (A port may be the name of a service, in some directory.)
+            if host and (port is None or isinstance(port, int)) and _is_address(host):
                 return socket.getaddrinfo(host, port, **more)
             return await self.run_in_executor(None, lambda: socket.getaddrinfo(host, port, **more))
 

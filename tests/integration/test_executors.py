@@ -729,29 +729,37 @@ async def test_the_mark_of_a_run_that_has_not_waited_changes_no_time_of_it(bench
     assert await bench.connection.fetchval(read) == before
 
 
-async def test_a_suspect_whose_row_is_locked_starts_and_is_charged_with_the_death_of_its_executor(
+async def test_suspects_whose_rows_are_locked_start_and_are_charged_with_the_death_of_their_executor(
     bench, another_connection
 ):
     """Else a tenant could keep the rows of its suspects locked, and close executors for one after the other."""
-    job_id, other = await bench.submit(), await another_connection()
-    for nr in range(2):
-        await lost(bench, nr)
+    other = await another_connection()
+    job_ids = [await bench.submit() for _ in range(3)]
+    await bench.connection.execute("UPDATE joex_private.job SET suspect = true, losses = 2")
     executor = await bench.executor("me")
-    taken = await bench.take_one(executor)
+    taken = await bench.take(executor, 3)  # (each of them has run for a minute before the next one starts)
     await bench.connection.execute("SET lock_timeout = '1min'")
     locking = other.transaction()
     await locking.start()
-    await other.execute("SELECT joex.cancel($1)", job_id)
+    await other.execute("SELECT joex.cancel(id) FROM joex_private.job")
     async with asyncio.timeout(30):
-        assert not await runs.mark_start(bench.connection, job_id, uuid4())
-        assert await runs.mark_start(bench.connection, job_id, taken.lock_id)
+        assert not await runs.mark_start(bench.connection, job_ids[0], uuid4())
+        for job in taken[:2]:
+            assert await runs.mark_start(bench.connection, job.id, job.lock_id)
     await locking.rollback()
     await end(bench, executor)
-    assert (await bench.job(job_id)).losses == 3
+    jobs_now = [await bench.job(job_id) for job_id in job_ids]
+    assert [(job.losses, job.attempt) for job in jobs_now] == [(3, 1), (3, 1), (2, 0)]
+    started = "SELECT started_at IS NOT NULL FROM joex.attempts($1)"
+    assert [await bench.connection.fetchval(started, job_id) for job_id in job_ids] == [True, True, None]
 
 
-async def test_a_suspect_whose_row_was_locked_at_its_start_is_marked_later_with_its_timeout(bench, another_connection):
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+@pytest.mark.parametrize(("renewable", "left"), [(True, 3600), (False, 3000)])
+async def test_a_suspect_whose_row_was_locked_at_its_start_is_marked_later_with_its_timeout(
+    bench, another_connection, renewable, left
+):
+    """What it has reported meanwhile has renewed nothing."""
+    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h', $1)", renewable)
     job_id, other = await bench.submit(), await another_connection()
     await bench.connection.execute("UPDATE joex_private.job SET suspect = true, losses = 2")
     taken = await bench.take_one(await bench.executor())
@@ -761,10 +769,11 @@ async def test_a_suspect_whose_row_was_locked_at_its_start_is_marked_later_with_
         assert await runs.mark_start(bench.connection, job_id, taken.lock_id)
         assert await runs.start_many(bench.connection, start) == {taken.lock_id}
     await runs.start_many(bench.connection, start)
-    left = await bench.connection.fetchval(
-        "SELECT extract(epoch FROM overdue_at - clock_timestamp()) FROM joex_private.job WHERE renew_by = '1h'"
+    found = await bench.connection.fetchrow(
+        "SELECT extract(epoch FROM overdue_at - clock_timestamp()) AS left, renew_by FROM joex_private.job"
     )
-    assert 2900 < left <= 3000
+    assert left - 100 < found["left"] <= left
+    assert (found["renew_by"] is not None) == renewable
 
 
 async def test_the_start_of_another_job_that_was_lost_twice_waits_for_no_lock(bench, another_connection):

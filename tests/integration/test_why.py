@@ -57,8 +57,7 @@ async def test_a_suspect_that_is_held_runs_alone_and_what_waits_finds_all_slots_
     )
     assert "slots_busy" not in await reasons(bench, await bench.submit())
     await bench.connection.execute(  # as of one that has started while its row was locked
-        "UPDATE joex_private.executor SET alone_at = clock_timestamp(), alone = "
-        "(SELECT lock_id FROM joex_private.job WHERE suspect)"
+        "INSERT INTO joex_private.noted_start SELECT lock_id, executor_id, now() FROM joex_private.job WHERE suspect"
     )
     assert "slots_busy" in await reasons(bench, await bench.submit())
     await bench.connection.execute(

@@ -128,8 +128,10 @@ async def test_a_text_that_takes_very_long_keeps_its_run_and_no_text_of_others(m
     assert await asyncio.wait_for(stuck, PATIENCE) == "True"
 
 
-async def test_of_texts_of_a_group_that_take_very_long_two_go_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them keeps a thread, and, if it computes, Python's lock for a part of the time."""
+async def test_of_texts_of_a_group_that_take_very_long_two_go_on_and_others_of_it_end_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them keeps a thread, and, if it computes, Python's lock for a part of the time; perhaps for ever."""
     monkeypatch.setattr(judge, "_LONGEST", 0.05)
     over, begun, texting = threading.Event(), [0], ErrorTexting()
 
@@ -137,13 +139,20 @@ async def test_of_texts_of_a_group_that_take_very_long_two_go_on_at_a_time(monke
         begun[0] += 1
         return str(over.wait())
 
-    stuck = [asyncio.create_task(texting.made(job_of("a"), SlowError(), text, str)) for _ in range(5)]
+    def stuck() -> asyncio.Task[str]:
+        return asyncio.create_task(texting.made(job_of("a"), SlowError(), text, lambda: "none"))
+
+    first = [stuck(), stuck()]
     try:
         await eventually(lambda: begun[0] == 2)
+        waiting = stuck()
         for group in ("b", "c"):
             made = texting.made(job_of(group), SlowError(), lambda: "text", str)
             assert await asyncio.wait_for(made, PATIENCE) == "text"
+        assert not waiting.done()
+        monkeypatch.setattr(judge, "_WAITS_FOR_LEFT", 0.05)
+        assert await asyncio.wait_for(stuck(), PATIENCE) == "none"
         assert begun[0] == 2
     finally:
         over.set()
-    assert await asyncio.wait_for(asyncio.gather(*stuck), PATIENCE) == ["True"] * 5
+    assert await asyncio.wait_for(asyncio.gather(*first, waiting), PATIENCE) == ["True"] * 3

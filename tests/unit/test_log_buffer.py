@@ -85,6 +85,16 @@ def test_a_long_line_of_one_who_has_little_takes_the_room_of_as_many_others_as_i
     assert kept(buffer, flood, quiet) == [[str(number) for number in range(487)], ["x" * LONGEST_TEXT]]
 
 
+def test_for_a_line_that_is_dropped_itself_no_other_one_is():
+    buffer, most, long = LogBuffer(500), run_of("most"), run_of("long")
+    others = [run_of(f"group {nr}") for nr in range(486)]
+    for run in [*others, *[most] * 14]:
+        buffer.add(run, "info", "a line")
+    buffer.add(long, "info", "x" * LONGEST_TEXT)
+    assert buffer.dropped() == 1
+    assert len(buffer.take()) == 500
+
+
 @pytest.mark.parametrize("most", [1, 7, 500, 30_000])
 def test_as_many_short_lines_fit_as_the_setting_says(most):
     buffer, run = LogBuffer(most), run_of("acme")

@@ -26,8 +26,10 @@ if sys.platform != "win32":
 
 
 def have_handlers() -> bool:
-    """Whether `reacting_to_signals` has begun: none of its signals raises an exception any more."""
-    return bool(_handlers)
+    """Whether no signal raises an exception: `reacting_to_signals` has begun, and its handlers are still those."""
+    return bool(_handlers) and all(
+        signal.getsignal(number) in (one, signal.SIG_IGN) for number, one in _handlers.items()
+    )
 
 
 @contextmanager

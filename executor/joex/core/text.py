@@ -46,8 +46,8 @@ def said(error: BaseException) -> str:
 def is_quick(error: BaseException) -> bool:
     """Whether the texts of an error are made quickly, as those of most are.
 
-    It is one of Python's own classes then whose text has no parts but a few plain values, a short traceback, and no other
-    errors.
+    It is one of Python's own classes then, whose text has no parts but a few plain values, with a short traceback, and
+    no other errors.
     """
     with suppress(BaseException):  # of the error's own attributes, and of those of its class
         frame, frames = error.__traceback__, 0

@@ -154,7 +154,8 @@ class JobLogWriter:
         """Write what the buffer has now: a run can add to it for as long as it likes, and ends of others wait."""
         until = time.monotonic()
         with self._lock:  # (only here, between batches: a batch on its way may have later progress)
-            progress, self._progress, self._locked = {**self._locked, **self._progress}, {}, {}
+            latest, self._progress = self._progress, {}
+        progress, self._locked = {**self._locked, **latest}, {}
         while (lines := self._lines.take(_BATCH, self._budget, until)) or progress:
             await self._write(lines, progress)
             progress = {}
@@ -220,7 +221,8 @@ class JobLogWriter:
         for lines, progress in batches:
             self._lines.put_back(lines)
             with self._lock:
-                self._progress = {**progress, **self._progress}  # newer reports replace older ones
+                for lock_id, one in progress.items():
+                    self._progress.setdefault(lock_id, one)  # newer reports replace older ones
 
     def _report_dropped(self) -> None:
         self._report(self._lines.dropped(), "the buffer was full")

@@ -29,6 +29,7 @@ _log = logging.getLogger("joex.run")  # for handlers of the application: Joex it
 _SHORT, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 _LONGEST = 0.5  # seconds for which the texts of others wait for one: its own code may wait for ever
 _MOST_LEFT = 2  # texts of a group that go on after that
+_WAITS_FOR_LEFT = 5.0  # seconds that a further one of the group waits for them, as they may never end
 
 
 class ErrorTexting:
@@ -37,8 +38,9 @@ class ErrorTexting:
     The message of one may take half a second of Python's lock (of 500,000 wrong values, say), or wait for ever. What
     takes long is followed by a pause as long, so that twenty such errors do not keep the executor from all else until
     its lease is over. The turns go by time, so that the short ones of other groups come before the next long one. One
-    that is not there after half a second goes on in its thread, and its group has two such at a time. Those of which
-    all is quick are made in the event loop, and at once: there may be thousands a second.
+    that is not there after half a second goes on in its thread, and its group has two such at a time: further ones wait
+    for five seconds, and then their runs end without a text. Those of which all is quick are made in the event loop,
+    and at once: there may be thousands a second.
 
     Args:
         clock: tells seconds.
@@ -55,7 +57,7 @@ class ErrorTexting:
         self._thread.shutdown(wait=False)
 
     async def made(self, job: TakenJob, error: BaseException, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """What ``make`` returns, of this error; or ``otherwise``, if it can't be called.
+        """What ``make`` returns, of this error; or ``otherwise``, if it can't be called, or not in time.
 
         A cancellation, by the task's own code, does not change that. One that takes very long keeps its run, as other
         code in a thread does, and not the texts of others.
@@ -63,20 +65,24 @@ class ErrorTexting:
         if is_quick(error):
             return make()
         making: asyncio.Future[T] | None = None
+        until = time.monotonic() + _WAITS_FOR_LEFT
         with suppress(asyncio.CancelledError, RuntimeError):  # (RuntimeError: the system has no room for a thread)
             while making is None:
                 while len(left := self._left.get(job.tenant, set())) >= _MOST_LEFT:
-                    await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                    patience = until - time.monotonic()
+                    if patience <= 0:
+                        return otherwise()
+                    await asyncio.wait(left, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 async with self._turns.of(job.tenant):
                     if len(self._left.get(job.tenant, ())) >= _MOST_LEFT:  # others of its group had turns meanwhile
                         continue
                     began = self._clock()
                     making = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
                     await _until_done(making, _LONGEST)
+                    seconds = self._clock() - began
                     if not making.done():
                         self._leave(job, making)
-                    seconds = self._clock() - began
-                    if seconds > _SHORT:
+                    elif seconds > _SHORT:
                         await asyncio.sleep(min(seconds, _LONGEST_PAUSE))
         if making is None:
             return otherwise()

@@ -77,9 +77,7 @@ class LogBuffer:
         self._least = self._room // most  # what a line costs of it
         self.lock = threading.RLock()
         self._is_changing = False
-        self._arrived: deque[tuple[TakenJob, float, str, str]] = (
-            deque()
-        )  # of each thread one at most, besides finalizers
+        self._arrived: deque[tuple[TakenJob, float, str, str]] = deque()
         self._tenants: defaultdict[tuple[str, str], _Tenant] = defaultdict(_Tenant)
         self._cost = 0
         self._dropped = 0
@@ -160,20 +158,28 @@ class LogBuffer:
         own_tenant = self._tenants.get(job.tenant, _NO_TENANT)
         own_run = own_tenant.runs.get(job.lock_id, _NO_RUN)
         needed = min(self._cost + cost - self._room, cost)  # (what was put back may stay)
+        gone: list[Line] = []
         while needed > 0:
-            self._dropped += 1
-            if self._cost - own_run.cost <= own_run.cost + cost:  # (as mostly: all others together have no more)
+            if (run := self._longest(own_tenant, own_run, cost)) is None:
+                for line in reversed(gone):
+                    self._charged(line.job, line.cost).lines.append(line)
+                self._dropped += 1
                 return False
-            tenant = max(self._tenants.values(), key=_cost)
-            if tenant.cost <= own_tenant.cost + cost:
-                tenant = own_tenant
-            run = max(tenant.runs.values(), key=_cost, default=own_run)
-            if tenant is own_tenant and run.cost <= own_run.cost + cost:
-                return False
-            line = run.lines.pop()
-            self._free(line.job, line.cost)
-            needed -= line.cost
+            gone.append(run.lines.pop())
+            self._free(gone[-1].job, gone[-1].cost)
+            needed -= gone[-1].cost
+        self._dropped += len(gone)
         return True
+
+    def _longest(self, own_tenant: _Tenant, own_run: _Run, cost: int) -> _Run | None:
+        """The run whose newest line is to go for one of this cost; None: its own has the most, with it."""
+        if self._cost - own_run.cost <= own_run.cost + cost:  # (as mostly: all others together have no more)
+            return None
+        tenant = max(self._tenants.values(), key=_cost)
+        if tenant.cost <= own_tenant.cost + cost:
+            tenant = own_tenant
+        run = max(tenant.runs.values(), key=_cost, default=own_run)
+        return None if tenant is own_tenant and run.cost <= own_run.cost + cost else run
 
     def _charged(self, job: TakenJob, cost: int) -> _Run:
         """The run of a job, with this cost added to its own."""

@@ -98,8 +98,6 @@ CREATE TABLE joex_private.executor (
     left_at        timestamptz,             -- set: the registration has ended
     ending         text CHECK (ending IN ('left', 'dead', 'replaced')),
     orphans        boolean NOT NULL DEFAULT false,  -- it has ended, and still holds jobs (whose rows others had locked)
-    alone          uuid,                    -- the lock id of the newest suspect that it started while another had locked the job's row,
-    alone_at       timestamptz,             -- and when (see mark_start)
     CHECK ((left_at IS NULL) = (ending IS NULL))
 );
 
@@ -120,6 +118,14 @@ CREATE TABLE joex_private.sleeper (
 CREATE INDEX sleeper_in_order ON joex_private.sleeper (nr);
 CREATE SEQUENCE joex_private.sleeper_nr OWNED BY joex_private.sleeper.nr;
 CREATE SEQUENCE joex_private.sleepers_from OWNED BY joex_private.sleeper.nr;
+
+-- The starts of suspects whose rows were locked then, by lock id (see mark_start). A later start of the same executor removes those that are over.
+CREATE TABLE joex_private.noted_start (
+    lock_id      uuid PRIMARY KEY,
+    executor_id  integer NOT NULL REFERENCES joex_private.executor ON DELETE CASCADE,
+    at           timestamptz NOT NULL
+);
+CREATE INDEX noted_start_of_executor ON joex_private.noted_start (executor_id);
 
 -- The lease of each living executor. (A table of its own: a heartbeat never waits for a transaction that has locked the executor's row.)
 CREATE TABLE joex_private.lease (

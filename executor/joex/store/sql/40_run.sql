@@ -14,22 +14,26 @@ CREATE OR REPLACE FUNCTION joex_private.start_many(ids uuid[], locks uuid[], age
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids uuid[];
+    v_noted uuid[];
 BEGIN
     WITH started AS (
         UPDATE joex_private.job j SET state = 'running', attempt = j.attempt + 1,
-               started_at = s.begun,
-               -- (That of a job that was lost twice begins with its code. Its row was locked then: see mark_start.)
-               overdue_at = CASE WHEN j.losses < 2 THEN j.overdue_at + make_interval(secs => CASE WHEN s.waited > 1 THEN s.waited ELSE 0 END)
-                                 ELSE (SELECT o.overdue_at FROM joex_private.timeout_from(j.task, s.begun) o) END,
-               renew_by = CASE WHEN j.losses < 2 THEN j.renew_by
-                               ELSE (SELECT o.renew_by FROM joex_private.timeout_from(j.task, s.begun) o) END
-        FROM (SELECT k.id, g.begun, extract(epoch FROM g.begun - k.scheduled_at)::float8 AS waited
-              FROM (SELECT u.id, u.lock_id, clock_timestamp() - make_interval(secs => u.age) AS begun
-                    FROM unnest(ids, locks, ages) AS u(id, lock_id, age)) g
+               started_at = clock_timestamp() - make_interval(secs => s.age),
+               overdue_at = j.overdue_at + make_interval(secs => CASE WHEN s.waited > 1 THEN s.waited ELSE 0 END)
+        FROM (SELECT k.id, g.age, extract(epoch FROM clock_timestamp() - k.scheduled_at)::float8 - g.age AS waited
+              FROM unnest(ids, locks, ages) AS g(id, lock_id, age)
               JOIN joex_private.job k ON k.id = g.id AND k.lock_id = g.lock_id AND k.state = 'scheduled'
               FOR UPDATE OF k SKIP LOCKED) s
-        WHERE j.id = s.id RETURNING j.id
-    ) SELECT array_agg(id) INTO v_ids FROM started;
+        WHERE j.id = s.id RETURNING j.id, j.losses
+    ) SELECT array_agg(id), array_agg(id) FILTER (WHERE losses > 1) INTO v_ids, v_noted FROM started;
+    IF v_noted IS NOT NULL THEN
+        -- (The timeout of a job that was lost twice begins with its code. The row was locked then: see mark_start. What a run has reported
+        -- since has renewed nothing.)
+        UPDATE joex_private.job j SET (overdue_at, renew_by) = (
+            SELECT CASE WHEN o.renewable THEN clock_timestamp() ELSE j.started_at END + o.timeout, CASE WHEN o.renewable THEN o.timeout END
+            FROM joex_private.task_timeout o WHERE o.task = j.task)
+        WHERE j.id = ANY (v_noted);
+    END IF;
     PERFORM joex_private.announce('job-started', v_ids);
     IF cardinality(v_ids) = cardinality(ids) THEN
         RETURN;
@@ -41,21 +45,21 @@ END $$;
 -- The code of a job that was lost twice is about to start: scheduled -> running. The executor calls this before the code runs, because
 -- put_back charges such a job with a loss only if it is running. The timeout begins here. False: the run has lost its job.
 -- It waits for no lock on the row: a transaction that has cancelled the job may stay open, and such marks would keep connections from all
--- others. Where the row is locked, the start of a suspect is noted in the row of its executor, which no tenant can lock: a tenant that kept
+-- others. Where the row is locked, the start of a suspect is noted in a row of its own, which no tenant can lock: a tenant that kept
 -- the rows of its suspects locked could otherwise keep any of them from its end, and close executors for one after the other. Other jobs
 -- (error lock_not_available) are given back, because they close none.
 CREATE OR REPLACE FUNCTION joex_private.mark_start(id uuid, lock_id uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
-    v_now CONSTANT timestamptz := clock_timestamp();
     v_job record;
 BEGIN
     PERFORM FROM joex_private.job j WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled' FOR NO KEY UPDATE SKIP LOCKED;
     IF FOUND THEN
         UPDATE joex_private.job j SET
-            state = 'running', attempt = j.attempt + 1, started_at = v_now,
-            (overdue_at, renew_by) = (SELECT x.overdue_at, x.renew_by FROM joex_private.timeout_from(j.task, v_now) x)
+            state = 'running', attempt = j.attempt + 1, started_at = clock_timestamp(),
+            (overdue_at, renew_by) = (SELECT clock_timestamp() + o.timeout, CASE WHEN o.renewable THEN o.timeout END
+                                      FROM joex_private.task_timeout o WHERE o.task = j.task)
         WHERE j.id = id;
         PERFORM joex_private.announce('job-started', ARRAY[id]);
         RETURN true;
@@ -63,32 +67,30 @@ BEGIN
     SELECT j.suspect, j.executor_id INTO v_job FROM joex_private.job j
     WHERE j.id = id AND j.lock_id = lock_id AND j.state = 'scheduled';
     IF v_job.suspect THEN
-        -- (Who ends this executor locks the row before it puts back its jobs.)
-        UPDATE joex_private.executor e SET alone = lock_id, alone_at = v_now WHERE e.id = v_job.executor_id AND e.left_at IS NULL;
-        RETURN FOUND;
+        -- (Who ends this executor locks its row before it puts back its jobs.)
+        PERFORM FROM joex_private.executor e WHERE e.id = v_job.executor_id AND e.left_at IS NULL FOR SHARE;
+        IF FOUND THEN
+            DELETE FROM joex_private.noted_start n WHERE n.executor_id = v_job.executor_id AND NOT EXISTS (
+                SELECT FROM joex_private.job j WHERE j.executor_id = n.executor_id AND j.lock_id = n.lock_id);
+            INSERT INTO joex_private.noted_start (lock_id, executor_id, at) VALUES (lock_id, v_job.executor_id, clock_timestamp());
+            RETURN true;
+        END IF;
     ELSIF v_job IS NOT NULL THEN
         RAISE EXCEPTION 'another transaction has locked job %', id USING ERRCODE = 'lock_not_available';
     END IF;
     RETURN false;
 END $$;
 
--- Whether the executor has noted in its own row that this suspect has started.
-CREATE OR REPLACE FUNCTION joex_private.is_noted(p_executor integer, p_lock_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM joex_private.executor e WHERE e.id = p_executor AND e.alone = p_lock_id) $$;
-
--- When the timeout of a run of this task that starts at p_start ends, and until when each report renews it; no row: the task has none.
-CREATE OR REPLACE FUNCTION joex_private.timeout_from(p_task text, p_start timestamptz) RETURNS TABLE (overdue_at timestamptz, renew_by interval)
-LANGUAGE sql STABLE AS $$
-    SELECT p_start + o.timeout, CASE WHEN o.renewable THEN o.timeout END FROM joex_private.task_timeout o WHERE o.task = p_task $$;
+-- When this suspect started, if its row was locked then, and tells nothing of it yet.
+CREATE OR REPLACE FUNCTION joex_private.noted_at(p_lock_id uuid) RETURNS timestamptz LANGUAGE sql STABLE AS $$
+    SELECT n.at FROM joex_private.noted_start n WHERE n.lock_id = p_lock_id $$;
 
 -- Whether this job is a suspect beside which its executor takes nothing: for the minute in which it waits for others, and until its code has
 -- run for a minute (_ALONE_FOR in runtime/marks.py; one that waits for longer does so beside others).
 CREATE OR REPLACE FUNCTION joex_private.runs_alone(p_id uuid) RETURNS boolean LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
-    SELECT j.suspect AND CASE j.state
-               WHEN 'scheduled' THEN greatest(j.scheduled_at, (SELECT e.alone_at FROM joex_private.executor e
-                                                               WHERE e.id = j.executor_id AND e.alone = j.lock_id))
-               ELSE j.started_at END > clock_timestamp() - interval '1 minute'
+    SELECT j.suspect AND CASE j.state WHEN 'scheduled' THEN greatest(j.scheduled_at, joex_private.noted_at(j.lock_id))
+                                      ELSE j.started_at END > clock_timestamp() - interval '1 minute'
     FROM joex_private.job j WHERE j.id = p_id $$;
 
 -- The place of a job after a run that ends in this state. A resubmission sends the job to the end of the line, whatever the state;
@@ -273,7 +275,7 @@ BEGIN
             losses = CASE WHEN j.resubmit_requested THEN 0 ELSE j.losses END,
             -- (Its executor has survived the run of this suspect, which was marked. A worker is no executor.)
             suspect = CASE WHEN j.suspect AND NOT j.resubmit_requested AND g.state <> 'waiting' AND j.executor_id <> 0
-                           THEN j.state = 'scheduled' AND NOT joex_private.is_noted(j.executor_id, j.lock_id)
+                           THEN j.state = 'scheduled' AND joex_private.noted_at(j.lock_id) IS NULL
                            ELSE j.suspect AND NOT j.resubmit_requested END,
             started_at = CASE WHEN j.state = 'running' THEN j.started_at
                               ELSE v_now - make_interval(secs => g.age) END,
@@ -478,7 +480,7 @@ END $$;
 -- p_died: the executor of these jobs has died, and each of them may have killed it. A job that is lost for the second time becomes a
 -- suspect: executors run it alone, so that their next death shows which job it was. When a run of it has ended, it is no suspect any more
 -- (see finish_many); the next death makes it one again, and is not charged to it, because other jobs ran there too. Of a job that was lost twice, for whatever reason,
--- executors mark the start before its code runs, in its row or in their own (see mark_start), and one that had not started is given back: it did not kill its executor,
+-- executors mark the start before its code runs, in its row or beside it (see mark_start), and one that had not started is given back: it did not kill its executor,
 -- and its timeout had not begun. So no job fails because of its neighbours, or because it waits for a process of its executor for longer than
 -- its timeout. (The first two times it may: whether code has started is what its executor says, and code that blocks the executor from
 -- its beginning is not marked.) Returns how many jobs.
@@ -497,15 +499,17 @@ BEGIN
                 executor_id = NULL, lock_id = NULL, overdue_at = NULL, resubmit_requested = false,
                 cancel_requested = j.cancel_requested AND NOT j.resubmit_requested,
                 state = x.state, lane = x.lane, finished_at = x.finished_at,
+                attempt = j.attempt + CASE WHEN x.noted IS NULL THEN 0 ELSE 1 END, started_at = coalesce(x.noted, j.started_at),
                 runnable_since = v_now, losses = j.losses + x.charged,
                 suspect = j.suspect OR p_died AND x.lost > 0 AND j.losses + x.lost > 1,
                 error = CASE x.state WHEN 'failed' THEN format(
                     CASE WHEN p_by_worker THEN 'its workers were lost %s times' ELSE 'lost %s times: %s' END, j.losses + x.charged, p_why)
                     ELSE j.error END
-            FROM (SELECT k.id, k.state AS was, l.lost, c.charged, p.state, p.lane, p.finished_at
+            FROM (SELECT k.id, w.was, w.noted, l.lost, c.charged, p.state, p.lane, p.finished_at
                   FROM joex_private.job k
-                  CROSS JOIN LATERAL (SELECT CASE WHEN k.losses > 1 AND k.state = 'scheduled' AND NOT p_by_worker
-                                                       AND NOT joex_private.is_noted(k.executor_id, k.lock_id) THEN 0
+                  CROSS JOIN LATERAL (SELECT CASE WHEN k.suspect AND k.state = 'scheduled' THEN joex_private.noted_at(k.lock_id) END AS noted) n
+                  CROSS JOIN LATERAL (SELECT n.noted, CASE WHEN n.noted IS NULL THEN k.state ELSE 'running' END AS was) w
+                  CROSS JOIN LATERAL (SELECT CASE WHEN k.losses > 1 AND w.was = 'scheduled' AND NOT p_by_worker THEN 0
                                                   ELSE p_lost END AS lost) l
                   CROSS JOIN LATERAL (SELECT CASE WHEN p_died AND k.losses > 1 AND NOT k.suspect THEN 0 ELSE l.lost END AS charged) c
                   CROSS JOIN LATERAL joex_private.place_after(
