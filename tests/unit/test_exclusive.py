@@ -11,24 +11,33 @@ from tests.support.slots import Slots
 from tests.support.waiting import eventually
 
 
-async def test_the_text_of_an_error_of_an_exclusive_run_is_its_code() -> None:
-    app, go_on = joex.App(), threading.Event()
+@pytest.mark.parametrize("exclusive", [True, False])
+@pytest.mark.parametrize("where", ["code", "handler"])
+async def test_the_text_of_an_error_of_an_exclusive_run_is_its_code(*, where: str, exclusive: bool) -> None:
+    """That of another one keeps no executor from leaving."""
+    app, begun, go_on = joex.App(), threading.Event(), threading.Event()
 
     class WaitsForever(Exception):
         def __str__(self) -> str:
+            begun.set()
             return str(go_on.wait())
 
-    @app.task("t", exclusive=True)
+    @app.task("t", exclusive=exclusive)
     async def task(ctx: joex.Context) -> None:
+        raise joex.Cancel if where == "handler" else WaitsForever
+
+    @task.on_cancel
+    async def clean_up(ctx: joex.Context) -> None:
         raise WaitsForever
 
     slots = Slots(app)
     job = slots.start(suspect=False)
     try:
-        await eventually(lambda: slots.runner.executing_exclusively == 1)
+        await eventually(begun.is_set)
+        assert (slots.runner.executing, slots.runner.executing_exclusively) == (exclusive, exclusive)
     finally:
         go_on.set()
-    await eventually(lambda: slots.of(job)[-1] == "failed")
+    await eventually(lambda: slots.of(job)[-1] == ("failed" if where == "code" else "cancelled"))
     assert slots.runner.executing == 0
     slots.runner.close()
 

@@ -8,7 +8,7 @@ import contextvars
 import functools
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from joex.context import RunReports, SyncConnection
 from joex.errors import JoexError
@@ -19,6 +19,8 @@ from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
 from joex.runtime.text import error_trace
 from joex.task import Task
+
+T = TypeVar("T")
 
 
 class Caller:
@@ -32,13 +34,13 @@ class Caller:
         self._defaults = defaults
         self._reports = reports
         self._loop = asyncio.get_running_loop()
-        self.texts = ErrorTexting()
+        self._texts = ErrorTexting()
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
 
     def close(self) -> None:
         """Release the threads."""
         self._threads.shutdown(wait=False)
-        self.texts.close()
+        self._texts.close()
 
     def call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
         """Call the task's code; returns an awaitable for its value."""
@@ -118,14 +120,29 @@ class Caller:
         except Ended as error:
             self._log_failed_handler(run, error.trace or error.outcome.error)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
-            said = await self.texts.made(
-                run.job, error, functools.partial(error_trace, error), lambda: "an error that can't be shown"
-            )
-            self._log_failed_handler(run, said)
+            trace = functools.partial(error_trace, error)
+            self._log_failed_handler(run, await self.text(run, error, trace, lambda: "an error that can't be shown"))
         finally:
             run.kill = None
             if run.calls:
                 await until_over(run)
+
+    async def text(self, run: Run, error: BaseException, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """What ``make`` returns, of this error (see `ErrorTexting`).
+
+        While it waits for its turn, no code is at work, and so none that keeps an executor from leaving. While it is
+        made, code of the task is: no other executor may begin an exclusive job meanwhile.
+        """
+        run.is_executing = False
+
+        def making() -> T:
+            run.is_executing = run.is_exclusive
+            try:
+                return make()
+            finally:
+                run.is_executing = False
+
+        return await self._texts.made(run.job, error, making, otherwise)
 
     def _log_failed_handler(self, run: Run, said: str | None) -> None:
         self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")
@@ -159,6 +176,7 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 async def until_over(run: Run) -> None:
     """Wait for the calls in threads that the code of an exclusive run has left, whatever cancels it meanwhile."""
+    run.is_executing = True
     if run.context is not None:
         run.context.ask_to_end()
     while run.calls:

@@ -349,19 +349,10 @@ class Runner:
 
     async def _judge(self, run: Run, error: BaseException) -> Outcome:
         """The outcome of a run whose code raised."""
-        run.is_executing = False  # while it waits for its turn: it keeps no drain waiting
         # (`isinstance` would read an attribute of the error, which may raise.)
         if run.interruption is not None and issubclass(type(error), asyncio.CancelledError):
             return _STOPPED
-
-        def judged_now() -> tuple[Outcome, str | None]:
-            run.is_executing = run.is_exclusive  # the text of an error is made by its own code
-            try:
-                return judged(error, run.job)
-            finally:
-                run.is_executing = False
-
-        outcome, trace = await self._caller.texts.made(run.job, error, judged_now, lambda: unshown(error))
+        outcome, trace = await self._caller.text(run, error, lambda: judged(error, run.job), lambda: unshown(error))
         if trace is not None:
             self._reports.log(run.job, "error", trace)
         return outcome
