@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from joex import Client
 from joex.cli import console as console_command
 from joex.client.periodic import check_timer
-from joex.console import groups, queues, sign_in
+from joex.console import groups, queues, sign_in, simulate
 from joex.console.acts import ACTS, MOST_RUNNING
 from joex.console.app import ROUTERS, create_console
 from joex.console.pace import LONGEST, WINDOW, Pace
@@ -37,6 +37,7 @@ from joex.console.standings import Group, Queue, Standing, queues_of
 from joex.console.views import MOST_SHOWN
 from joex.core.access import EVERYTHING, Bounds, Scope
 from joex.core.job import NewJob
+from joex.core.trace import TracedJob
 from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob
 from joex.http import connection_shares, route, server, slow_callers
 from joex.http.caller import OWNER, Caller
@@ -1701,6 +1702,74 @@ async def test_a_pool_is_simulated_on_the_jobs_that_have_ended(
         assert (await console.get(f"/simulate?hours=1&{wrong}")).status_code == 400, wrong
     cookie = {"Cookie": f"__Host-joex-console={await token(Scope.VIEW, groups=['acme'])}"}
     assert (await browse("10.0.0.9").get("/simulate?hours=1", headers=cookie)).status_code == 403
+
+
+async def test_the_page_of_a_simulation_has_the_groups_that_wait_the_longest_of_all(
+    browse: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def traced(*_: Any) -> AsyncIterator[list[TracedJob]]:
+        for nr in range(25):
+            yield [TracedJob(datetime(2026, 1, 31, tzinfo=UTC), f"group-{nr}", 1.0, seq=nr)]
+
+    monkeypatch.setattr("joex.console.simulate.traced", traced)
+    page = (await browse().get("/simulate?hours=1&least=1&most=1&pool_size=1")).text
+    assert "Waits of 25 jobs" in page
+    assert "that would wait the longest, 20 of 25<" in page
+    assert re.findall(r"<bdi>group-(\d+)</bdi>", page) == [str(nr) for nr in range(24, 4, -1)]
+
+
+async def test_a_simulation_reads_jobs_when_the_command_has_taken_those_before(
+    browse: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no JSON is made of them in the event loop."""
+    job, read, taken, threads = TracedJob(datetime(2026, 1, 31, tzinfo=UTC), "acme", 1.0), [], asyncio.Event(), set()
+    lines_of = simulate._lines
+
+    class Slow(asyncio.StreamWriter):
+        async def drain(self) -> None:
+            await taken.wait()
+            await super().drain()
+
+    async def traced(*_: Any) -> AsyncIterator[list[TracedJob]]:
+        for nr in range(3):
+            read.append(nr)
+            yield [job]
+
+    def lines(*given: Any) -> bytes:
+        threads.add(threading.get_ident())
+        return lines_of(*given)
+
+    monkeypatch.setattr("asyncio.streams.StreamWriter", Slow)
+    monkeypatch.setattr("joex.console.simulate.traced", traced)
+    monkeypatch.setattr(simulate, "_lines", lines)
+    call = asyncio.create_task(browse().get("/simulate?hours=1&queue=default"))
+    await eventually(lambda: bool(threads), why="the first job is written")
+    assert read == [0]
+    taken.set()
+    assert "Waits of 3 jobs" in (await call).text
+    assert threading.get_ident() not in threads
+
+
+async def test_the_page_says_why_the_command_ends_while_a_simulation_still_reads_jobs(
+    browse: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def traced(*_: Any) -> AsyncIterator[list[TracedJob]]:
+        while True:
+            yield [TracedJob(datetime(2026, 1, 31, tzinfo=UTC), "acme", 1.0, weight=0)]
+
+    monkeypatch.setattr("joex.console.simulate.traced", traced)
+    assert "line 1: weight: expected 1 to" in (await browse().get("/simulate?hours=1")).text
+
+
+async def test_a_simulation_whose_jobs_are_not_read_in_time_ends(browse: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def traced(*_: Any) -> AsyncIterator[list[TracedJob]]:
+        await asyncio.Event().wait()
+        yield []
+
+    monkeypatch.setattr("joex.console.simulate.traced", traced)
+    monkeypatch.setattr("joex.console.simulate._WITHIN", 0.1)
+    answer = await asyncio.wait_for(browse().get("/simulate?hours=1"), PATIENCE)
+    assert "The simulation took more than 0 seconds: choose a shorter time." in answer.text
 
 
 async def test_simulations_of_one_viewer_do_not_keep_those_of_another_waiting(

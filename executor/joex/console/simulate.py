@@ -1,8 +1,10 @@
 """The page Simulate: what another pool, or another weight, would have made of the jobs that have ended lately.
 
 The command ``joex simulate`` does it, in a process of its own: another package brings this command
-(`joex.cli.commands`), and a simulation must not hold up the pages of other viewers. One runs at a time, and each viewer
-has one at a time, so that no viewer keeps the others waiting for long.
+(`joex.cli.commands`), and a simulation must not hold up the pages of other viewers. For the same reason the event loop
+never has all jobs or groups of a simulation at once: it reads the jobs a batch at a time, the next one when the command
+has taken the one before, and the command reports the groups of the page alone. One simulation runs at a time, and each
+viewer has one at a time, so that no viewer keeps the others waiting for long.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from asyncio.subprocess import Process
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, status
 from pydantic_core import from_json, to_json
@@ -36,9 +39,11 @@ routes = APIRouter()
 MOST_JOBS = 100_000
 """In a simulation."""
 _WITHIN = 60.0
+"""Seconds for a simulation, from when it begins to read the jobs."""
 _ENDS_WITHIN = 1.0
 """Seconds in which a simulation ends whose page is closed, or loaded again."""
 _MOST_GROUPS = 20
+"""On the page: those that wait the longest."""
 _POOL = """\
 apiVersion: joex.dev/v1alpha1
 kind: JoexPool
@@ -122,7 +127,7 @@ async def simulate(console: TheConsole, caller: TheCaller, request: Request, wis
         report, problem, jobs = done or (None, None, 0)  # (None: the caller has gone)
     return console.views.page(
         request, "simulate.html", wish=wish, report=report, problem=problem, jobs=jobs,
-        names=sorted({*snapshot.queues, wish.queue}), query=wish.query, most_groups=_MOST_GROUPS,
+        names=sorted({*snapshot.queues, wish.queue}), query=wish.query,
         chart=None if report is None else _chart(report["over_time"]),
     )  # fmt: skip
 
@@ -136,56 +141,71 @@ async def pool_file(wish: TheWish) -> Response:
 async def _simulated(console: Console, wish: Wish) -> tuple[dict[str, Any] | None, str | None, int]:
     """The report, or why there is none; and the number of jobs."""
     async with console.simulation:
-        trace = await _trace(console, wish)
-        if not trace:
+        try:
+            async with asyncio.timeout(_WITHIN):
+                return await _run(console, wish)
+        except TimeoutError:
+            return None, f"The simulation took more than {_WITHIN:.0f} seconds: choose a shorter time.", 0
+
+
+async def _run(console: Console, wish: Wish) -> tuple[dict[str, Any] | None, str | None, int]:
+    """The report of ``joex simulate --json``, to which the jobs are written while they are read."""
+    async with aclosing(_trace(console, wish)) as batches:
+        batch, jobs = await anext(batches, None), 0
+        if batch is None:
             return None, f"No job of the queue {wish.queue!r} has run and ended in this time.", 0
-        if len(trace) > MOST_JOBS:
-            return None, f"More than {MOST_JOBS:,} jobs ended in this time: choose a shorter one.", len(trace)
-        return *await _run(wish, trace), len(trace)
+        async with _command(wish) as (process, stdin):
+            while batch is not None:
+                jobs += len(batch)
+                if jobs > MOST_JOBS:
+                    return None, f"More than {MOST_JOBS:,} jobs ended in this time: choose a shorter one.", jobs
+                stdin.write(await asyncio.to_thread(_lines, batch, wish))
+                try:
+                    await stdin.drain()
+                except (BrokenPipeError, ConnectionResetError):
+                    break  # the command has ended, and says why
+                batch = await anext(batches, None)
+            stdin.close()
+            said, complaint = await process.communicate()
+    if process.returncode:
+        return None, complaint.decode(errors="replace").strip().rpartition("\n")[2], jobs
+    return from_json(said)["policies"][0], None, jobs
 
 
-async def _trace(console: Console, wish: Wish) -> list[TracedJob]:
-    """The jobs that have ended lately, with the wished weight; at most one batch more than `MOST_JOBS`."""
-    found: list[TracedJob] = []
+async def _trace(console: Console, wish: Wish) -> AsyncGenerator[list[TracedJob], None]:
+    """The jobs that have ended lately, a batch at a time."""
     async with console.client.using() as connection:
         since = await stats.now(connection) - timedelta(hours=wish.hours)
         async with aclosing(traced(connection, since, wish.queue)) as batches:
             async for batch in batches:
-                found += [
-                    replace(job, weight=wish.weight) if wish.weight and job.group == wish.group else job
-                    for job in batch
-                ]
-                if len(found) > MOST_JOBS:
-                    break
-    return found
+                yield batch
 
 
-async def _run(wish: Wish, trace: Sequence[TracedJob]) -> tuple[dict[str, Any] | None, str | None]:
-    """The report of ``joex simulate --json``, or why there is none."""
-    lines = b"".join(to_json(job) + b"\n" for job in trace)
+def _lines(batch: Sequence[TracedJob], wish: Wish) -> bytes:
+    """Some jobs as lines of a trace, with the wished weight."""
+    if wish.weight:
+        batch = [replace(job, weight=wish.weight) if job.group == wish.group else job for job in batch]
+    return b"".join(to_json(job) + b"\n" for job in batch)
+
+
+@asynccontextmanager
+async def _command(wish: Wish) -> AsyncGenerator[tuple[Process, asyncio.StreamWriter], None]:
+    """The process of ``joex simulate --json``, which reads a trace; it ends with the block."""
     with tempfile.TemporaryDirectory(prefix="joex-console-") as folder:
         file = Path(folder) / "pool.yaml"
         file.write_text(wish.pool)
-        arguments = ["simulate", "-", "--file", str(file), "--json"]
+        arguments = ["simulate", "-", "--file", str(file), "--json", "--limit", str(_MOST_GROUPS)]
         arguments += [] if wish.price is None else ["--price", str(wish.price)]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "joex", *arguments, cwd=folder,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(_WITHIN):
-                said, complaint = await process.communicate(lines)
-        except TimeoutError:
-            return None, f"The simulation took more than {_WITHIN:.0f} seconds: choose a shorter time."
+            yield process, cast("asyncio.StreamWriter", process.stdin)
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    if process.returncode:
-        return None, complaint.decode(errors="replace").strip().rpartition("\n")[2]
-    report: dict[str, Any] = from_json(said)["policies"][0]
-    report["groups"].sort(key=lambda one: (-one["waits"]["p95"], one["group"]))
-    return report, None
 
 
 def _chart(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from datetime import datetime
-from typing import Any
 
 from joex.core.trace import TracedJob
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
-from joex.store.stats import group_settings
 
 _BATCH = 2000
-_EVERY_GROUP = 2**31 - 1
 
 # If a job was put back or retried, runnable_since is later than its arrival, and submitted_at is nearer to it.
 _COLUMNS = """
@@ -23,10 +20,19 @@ _COLUMNS = """
          THEN extract(epoch FROM scheduled_at - runnable_since)::float8 END AS waited
 """
 _WANTED = "finished_at >= $1::timestamptz AND ($2::text IS NULL OR queue = $2) AND scheduled_at IS NOT NULL"
-# Two parts, as there are two indexes. In no order, because ten million rows would have to be sorted first.
+# Two parts, as there are two indexes. In no order, because ten million rows would have to be sorted first. The
+# settings are looked up for each job (OFFSET 0), because the server might put all jobs in a hash table before the first
+# comes, and a client might have the settings of a hundred thousand groups in one piece.
 _TRACE = statement(f"""
-    SELECT {_COLUMNS} FROM joex_private.job WHERE {_WANTED} AND key IS NULL
-    UNION ALL SELECT {_COLUMNS} FROM joex_private.job WHERE {_WANTED} AND key IS NOT NULL
+    SELECT ended.*, coalesce(settings.weight, 1) AS weight, settings.max_running
+    FROM (
+        SELECT {_COLUMNS} FROM joex_private.job WHERE {_WANTED} AND key IS NULL
+        UNION ALL SELECT {_COLUMNS} FROM joex_private.job WHERE {_WANTED} AND key IS NOT NULL
+    ) ended
+    LEFT JOIN LATERAL (
+        SELECT weight, max_running FROM joex_private.group_setting
+        WHERE queue = ended.queue AND grp = ended."group" OFFSET 0
+    ) settings ON true
 """)  # noqa: S608 - put together of constants
 
 
@@ -39,14 +45,6 @@ async def traced(
     """
     with translated():
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            of_groups = {(s.queue, s.group): s for s in await group_settings(connection, queue, _EVERY_GROUP)}
             cursor = await connection.cursor(_TRACE, since, queue)
             while rows := await cursor.fetch(_BATCH):
-                yield [_traced(row, of_groups.get((row["queue"], row["group"]))) for row in rows]
-
-
-def _traced(row: Any, of_group: Any) -> TracedJob:
-    values = dict(row)
-    if of_group is not None:
-        values |= {"weight": of_group.weight, "max_running": of_group.max_running}
-    return TracedJob(**values)
+                yield [TracedJob(**row) for row in rows]

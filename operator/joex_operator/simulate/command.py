@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _WORKLOADS = (".yaml", ".yml")
 _REPORTED_EVERY = 5.0
 _LATEST_START = timedelta(hours=1)
+_MOST_GROUPS = 10
+"""In a table."""
 
 
 def simulate(
@@ -75,7 +77,15 @@ def simulate(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the random numbers in a workload. Default: the file's.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most so many groups; --json has all.")] = 10,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            show_default="10; with --json all",
+            help="Show at most so many groups, those that wait the longest first.",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot waits and executors: .svg, .png or .pdf.")
     ] = None,
@@ -95,13 +105,13 @@ def simulate(
     policies = _policies(
         jobs, files or [], compare or [], keda=keda or [], executors=executors or [], pool_size=pool_size
     )
-    reports = [_simulate(policy, jobs, timing, price) for policy in policies]
+    reports = [_simulate(policy, jobs, timing, price, limit if as_json else None) for policy in policies]
     if plot is not None:
         plots.plot(reports, plot)
     if as_json:
         print_json({"policies": reports})
     else:
-        show(reports, limit)
+        show(reports, _MOST_GROUPS if limit is None else limit)
 
 
 def _policies(
@@ -156,12 +166,12 @@ def _read_trace(path: Path) -> Jobs:
         raise ConfigError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
 
 
-def _simulate(policy: Policy, jobs: Jobs, timing: Timing, price: float | None) -> Report:
+def _simulate(policy: Policy, jobs: Jobs, timing: Timing, price: float | None, most_groups: int | None) -> Report:
     from joex_operator.simulate.engine import Simulation  # noqa: PLC0415
     from joex_operator.simulate.report import report  # noqa: PLC0415
 
     totals = Simulation(jobs, policy.pools, timing, policy.jobs_per_executor).run(_progress(policy.name, len(jobs)))
-    return report(policy.name, jobs, policy.pools, totals, price)
+    return report(policy.name, jobs, policy.pools, totals, price, most_groups=most_groups)
 
 
 def _progress(policy: str, jobs: int) -> Callable[[int], None]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import pairwise
 from math import isnan
 from typing import TypeVar
@@ -82,7 +83,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of a policy. ``seconds``: until all jobs had ended; ``not_run``: jobs that no executor ever took."""
+    """The report of a policy.
+
+    Attributes:
+        seconds: until all jobs had ended.
+        not_run: jobs that no executor ever took.
+        group_count: the number of all groups; ``groups`` may have fewer.
+    """
 
     policy: str
     seconds: float
@@ -97,13 +104,31 @@ class Report:
     executor_hours: float
     cost: float | None
     queues: list[QueueReport]
+    group_count: int
     groups: list[GroupReport]
     pools: list[PoolReport]
     over_time: list[Step]
 
 
-def report(policy: str, jobs: Jobs, pools: Sequence[Pool], totals: Totals, price: float | None) -> Report:
-    """The report of a simulation. ``price``: of an executor for an hour."""
+def report(
+    policy: str,
+    jobs: Jobs,
+    pools: Sequence[Pool],
+    totals: Totals,
+    price: float | None,
+    *,
+    most_groups: int | None = None,
+) -> Report:
+    """The report of a simulation.
+
+    Args:
+        policy: its name.
+        jobs: the load.
+        pools: of the policy.
+        totals: of the simulation.
+        price: of an executor for an hour.
+        most_groups: the report has at most so many groups, those that wait the longest first; None: it has all.
+    """
     of_pools = [_pool(pool, sizes, totals.end) for pool, sizes in zip(pools, totals.sizes, strict=True)]
     hours = sum(pool.executor_hours for pool in of_pools)
     slot_hours = sum(one.executor_hours * pool.spec.pool_size for one, pool in zip(of_pools, pools, strict=True))
@@ -121,7 +146,8 @@ def report(policy: str, jobs: Jobs, pools: Sequence[Pool], totals: Totals, price
         executor_hours=hours,
         cost=None if price is None else hours * price,
         queues=_queues(jobs, totals),
-        groups=_groups(jobs, totals),
+        group_count=len(jobs.groups),
+        groups=_groups(jobs, totals, most_groups),
         pools=of_pools,
         over_time=_over_time(totals),
     )
@@ -148,11 +174,20 @@ def _by(keys: Iterable[_Key], values: Iterable[float]) -> dict[_Key, array[float
     return found
 
 
-def _groups(jobs: Jobs, totals: Totals) -> list[GroupReport]:
+def _groups(jobs: Jobs, totals: Totals, most: int | None) -> list[GroupReport]:
+    groups = _each_group(jobs, totals)  # (made one at a time: few of a hundred thousand may be wanted)
+    return list(groups) if most is None else nsmallest(most, groups, key=_longest_first)
+
+
+def _longest_first(group: GroupReport) -> tuple[float, str, str]:
+    return -group.waits.p95, group.queue, group.group
+
+
+def _each_group(jobs: Jobs, totals: Totals) -> Iterator[GroupReport]:
     waited, was = _by(totals.taken.group, totals.taken.waited), _by(jobs.group, jobs.waited)
     slots, all_slots = totals.slot_seconds, sum(totals.slot_seconds)
-    return [
-        GroupReport(
+    for nr, group in enumerate(jobs.groups):
+        yield GroupReport(
             queue=group.queue,
             group=group.name,
             weight=group.weight,
@@ -161,8 +196,6 @@ def _groups(jobs: Jobs, totals: Totals) -> list[GroupReport]:
             slot_share=_share(slots[nr], all_slots),
             was=_was(was.get(nr, ())),
         )
-        for nr, group in enumerate(jobs.groups)
-    ]
 
 
 def _queues(jobs: Jobs, totals: Totals) -> list[QueueReport]:

@@ -26,12 +26,17 @@ def read_trace(lines: Iterable[str], place: str) -> Jobs:
         ConfigError: one line about the first invalid line. ``place``: the file, for this message.
     """
     jobs, numbers, tasks = Jobs(), dict[tuple[str, str], int](), dict[str, int]()
+    queues = dict[str, str]()  # each name once, however many groups the queue has
     seqs = array("q")
     for number, text in enumerate(lines, start=1):
         if text.strip():
             line = _read(text, f"{place}, line {number}")
-            group = numbers.setdefault((line.queue, line.group), len(numbers))
-            jobs.groups[group : group + 1] = [GroupOf(line.queue, line.group, line.weight, line.max_running)]
+            queue = queues.setdefault(line.queue, line.queue)
+            group = numbers.setdefault((queue, line.group), len(numbers))
+            if group == len(jobs.groups):
+                jobs.groups.append(GroupOf(queue, line.group))
+            of_group = jobs.groups[group]
+            of_group.weight, of_group.max_running = line.weight, line.max_running
             jobs.add(_job(line, group, tasks.setdefault(line.task, len(tasks))))
             seqs.append(line.seq)
     if jobs:

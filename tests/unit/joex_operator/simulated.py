@@ -60,10 +60,12 @@ def simulated(
     return simulated_on([{"replicas": 1, "poolSize": 1, **spec}], jobs_of(some, settings), timing)
 
 
-def simulated_on(specs: Iterable[dict[str, Any]], jobs: Jobs, timing: Timing = EXACT) -> Outcome:
+def simulated_on(
+    specs: Iterable[dict[str, Any]], jobs: Jobs, timing: Timing = EXACT, most_groups: int | None = None
+) -> Outcome:
     pools = [pool(**spec) for spec in specs]
     totals = Simulation(jobs, pools, timing).run()
-    return Outcome(jobs, totals, report("it", jobs, pools, totals, None))
+    return Outcome(jobs, totals, report("it", jobs, pools, totals, None, most_groups=most_groups))
 
 
 def by_demand(most: int, window: int = 0, **spec: Any) -> dict[str, Any]:

@@ -192,6 +192,13 @@ def test_the_period_is_simulated_in_any_case():
     assert outcome.report.utilisation == pytest.approx(10 / 7200)
 
 
+def test_a_report_may_have_those_groups_alone_that_wait_the_longest():
+    jobs = jobs_of(job(name) for name in "abcd")
+    told = simulated_on([{"replicas": 1, "poolSize": 1}], jobs, most_groups=2).report
+    assert (told.group_count, [(group.group, group.waits.p95) for group in told.groups]) == (4, [("d", 30), ("c", 20)])
+    assert [group.slot_share for group in told.groups] == [0.25, 0.25]
+
+
 def test_shares_of_slot_time_and_their_evenness():
     outcome = simulated(*[job("a")] * 30, *[job("b")] * 10, replicas=2)
     assert [group.slot_share for group in outcome.report.groups] == [0.75, 0.25]
