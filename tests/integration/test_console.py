@@ -99,6 +99,20 @@ async def token(connection: asyncpg.Connection) -> Callable[..., Any]:
     return make
 
 
+async def test_the_name_of_a_user_in_the_header_of_a_proxy_is_utf_8(
+    browse: Open, connection: asyncpg.Connection
+) -> None:
+    proxy = browse("10.1.2.3", proxies=[ip_network("10.1.0.0/16")], operators=frozenset({"jörg"}))
+    pause = {"queue": "default", "group": "acme", "paused": "yes"}
+    utf_8, latin_1 = (
+        httpx.Headers(HERE | {"X-Forwarded-User": "jörg"}, encoding=encoding) for encoding in ("utf-8", "latin-1")
+    )
+    assert (await proxy.post("/group", headers=utf_8, data=pause)).status_code == 303
+    assert [act.caller for act in await audit.list_acts(connection, None, 10)] == ["jörg"]
+    answer = await proxy.get("/", headers=latin_1)
+    assert (answer.status_code, "X-Forwarded-User: expected a name in UTF-8." in answer.text) == (403, True)
+
+
 async def test_a_browser_on_this_machine_needs_no_sign_in_and_all_others_do(browse: Open) -> None:
     assert (await browse().get("/")).status_code == 200
     for other in (
@@ -191,7 +205,7 @@ async def test_a_header_names_a_user_only_where_a_proxy_sends_it(browse: Open, c
     assert (await proxy.get("/", headers=[("X-Forwarded-User", "ann"), ("X-Forwarded-User", "bob")])).status_code == 403
     answer = await proxy.post("/group", headers=HERE | bob, data=pause)
     assert (answer.status_code, "scope operate; the user 'bob' has view" in unescape(answer.text)) == (403, True)
-    other_ann = httpx.Headers(HERE | {"X-Forwarded-User": "ann\xa0"}, encoding="latin-1")
+    other_ann = httpx.Headers(HERE | {"X-Forwarded-User": "ann\xa0"}, encoding="utf-8")
     assert (await proxy.post("/group", headers=other_ann, data=pause)).status_code == 403
     assert (await proxy.get("/", headers={"X-Forwarded-User": "owner"})).status_code == 403
     assert await stats.group_settings(connection) == []

@@ -116,7 +116,11 @@ class Callers:
         if names := headers.getlist(self._who.user_header):
             if not self._is_proxy(scope):
                 return f"{self._who.user_header}: this address is not one of the proxies that sign users in."
-            name = names[0].strip(" \t")  # (Other spaces may be a part of another user's name.)
+            try:
+                name = names[0].encode("latin-1").decode()  # (Starlette reads all headers as Latin-1)
+            except UnicodeDecodeError:
+                return f"{self._who.user_header}: expected a name in UTF-8."
+            name = name.strip(" \t")  # (Other spaces may be a part of another user's name.)
             if len(names) > 1 or not name:
                 return f"{self._who.user_header}: expected one user."
             if name == OWNER.name:
