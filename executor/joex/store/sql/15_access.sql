@@ -228,7 +228,9 @@ BEGIN
     ELSIF 'executor' = ANY (p_scopes) AND num_nonnulls(p_groups, p_queues) > 0 THEN
         RAISE EXCEPTION 'scope: an executor runs the jobs of all groups: grant this scope without groups and queues' USING ERRCODE = '22023';
     END IF;
-    PERFORM setval('joex_private.scopes_changed_by', pg_current_xact_id()::text::bigint);
+    IF NOT p_again THEN     -- (else the scopes stay as they are, and a role that keeps rights would have others refused each time)
+        PERFORM setval('joex_private.scopes_changed_by', pg_current_xact_id()::text::bigint);
+    END IF;
     DELETE FROM joex_private.role_scope s WHERE s.role = v_role RETURNING s.* INTO v_before;
     INSERT INTO joex_private.role_scope (role, scopes, groups, queues)
     SELECT v_role, p_scopes, p_groups, p_queues WHERE p_scopes <> '{}';

@@ -72,7 +72,8 @@ BEGIN
         IF FOUND THEN
             DELETE FROM joex_private.noted_start n WHERE n.executor_id = v_job.executor_id AND NOT EXISTS (
                 SELECT FROM joex_private.job j WHERE j.executor_id = n.executor_id AND j.lock_id = n.lock_id);
-            INSERT INTO joex_private.noted_start (lock_id, executor_id, at) VALUES (lock_id, v_job.executor_id, clock_timestamp());
+            INSERT INTO joex_private.noted_start (lock_id, executor_id, at) VALUES (lock_id, v_job.executor_id, clock_timestamp())
+            ON CONFLICT DO NOTHING;
             RETURN true;
         END IF;
     ELSIF v_job IS NOT NULL THEN
