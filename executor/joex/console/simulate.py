@@ -159,16 +159,18 @@ async def _run(console: Console, wish: Wish) -> tuple[dict[str, Any] | None, str
                 jobs += len(batch)
                 if jobs > MOST_JOBS:
                     return None, f"More than {MOST_JOBS:,} jobs ended in this time: choose a shorter one.", jobs
-                stdin.write(await asyncio.to_thread(_lines, batch, wish))
+                lines = await asyncio.to_thread(_lines, batch, wish)
                 try:
+                    stdin.write(lines)
                     await stdin.drain()
-                except (BrokenPipeError, ConnectionResetError):
+                except (BrokenPipeError, ConnectionResetError, RuntimeError):  # (RuntimeError: uvloop's)
                     break  # the command has ended, and says why
                 batch = await anext(batches, None)
             stdin.close()
             said, complaint = await process.communicate()
     if process.returncode:
-        return None, complaint.decode(errors="replace").strip().rpartition("\n")[2], jobs
+        last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+        return None, last or f"The simulation ended with status {process.returncode}: it may lack memory.", jobs
     return from_json(said)["policies"][0], None, jobs
 
 
