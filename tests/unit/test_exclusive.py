@@ -78,3 +78,36 @@ async def test_calls_of_an_exclusive_run_in_threads_are_its_code(how: str) -> No
     ends = {"timeout": "failed", "return": "success", "handler": "cancelled"}
     await eventually(lambda: slots.of(job) == ["begins", ends[how]])
     slots.runner.close()
+
+
+async def test_the_text_of_the_error_of_a_handler_waits_for_the_calls_that_it_has_left() -> None:
+    """While a text waits for its turn, nothing of the run counts as its code."""
+    app, told, go_on = joex.App(), threading.Event(), threading.Event()
+
+    class Tells(Exception):
+        def __str__(self) -> str:
+            told.set()
+            return ""
+
+    @app.task("t", exclusive=True)
+    async def task(ctx: joex.Context) -> None:
+        raise joex.Cancel
+
+    @task.on_cancel
+    async def clean_up(ctx: joex.Context) -> None:
+        call = asyncio.create_task(asyncio.to_thread(go_on.wait))
+        await asyncio.sleep(0)  # it begins
+        raise Tells(call)
+
+    asyncio.get_running_loop().set_default_executor(TaskThreads(4))
+    slots = Slots(app)
+    job = slots.start(suspect=False)
+    run = slots.runner.runs[job.lock_id]
+    try:
+        await eventually(lambda: run.context is not None and run.context.cancelled)
+        assert (told.is_set(), slots.runner.executing_exclusively) == (False, 1)
+    finally:
+        go_on.set()
+    await eventually(lambda: slots.of(job) == ["begins", "cancelled"])
+    assert told.is_set()
+    slots.runner.close()

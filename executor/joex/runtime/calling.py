@@ -110,13 +110,17 @@ class Caller:
             return
         limit = self._defaults.timeout_of(task)
         try:
-            if self._processes is not None and self._processes.has(task):
-                await self._in_process(self._processes, run, task, limit, is_cancel_handler=True)
-            elif asyncio.iscoroutinefunction(handler):
-                run.kill = None if run.worker is None else run.worker.cancel
-                await _within(limit, handler(run.context, **run.args))
-            else:
-                await self._in_thread(run, handler)
+            try:
+                if self._processes is not None and self._processes.has(task):
+                    await self._in_process(self._processes, run, task, limit, is_cancel_handler=True)
+                elif asyncio.iscoroutinefunction(handler):
+                    run.kill = None if run.worker is None else run.worker.cancel
+                    await _within(limit, handler(run.context, **run.args))
+                else:
+                    await self._in_thread(run, handler)
+            finally:
+                if run.calls:
+                    await until_over(run)
         except Ended as error:
             self._log_failed_handler(run, error.trace or error.outcome.error)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
@@ -124,8 +128,6 @@ class Caller:
             self._log_failed_handler(run, await self.text(run, error, trace, lambda: "an error that can't be shown"))
         finally:
             run.kill = None
-            if run.calls:
-                await until_over(run)
 
     async def text(self, run: Run, error: BaseException, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
         """What ``make`` returns, of this error (see `ErrorTexting`).
@@ -182,7 +184,7 @@ async def until_over(run: Run) -> None:
     while run.calls:
         calls = [asyncio.wrap_future(call) for call in tuple(run.calls)]
         for call in calls:
-            call.add_done_callback(lambda done: done.cancelled() or done.exception())  # (which is nobody's)
+            call.add_done_callback(lambda done: done.cancelled() or done.exception())  # (the run does not ask for it)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait(calls)
 
