@@ -1823,6 +1823,12 @@ async def test_no_token_has_the_name_that_the_owner_has_in_the_audit(connection)
         await tokens.create(connection, "owner", ["view"])
 
 
+@pytest.mark.parametrize("name", ["  ", "shop ", "shop\nfloor", "shop\u202e"])
+async def test_a_token_has_a_name_that_its_list_shows_as_it_is_so_that_a_revocation_finds_it(connection, name):
+    with pytest.raises(ConfigError, match="NAME: expected printable characters without spaces around them"):
+        await tokens.create(connection, name, ["view"])
+
+
 async def test_a_call_without_payload_has_a_small_body_and_few_parts(owner):
     """To read millions of parts would hold up the executor for seconds, and with it its lease."""
     large: dict[str, Any] = {"type": [[]] * 50_000}

@@ -86,7 +86,7 @@ async def create(
 
     Args:
         connection: creates it in this connection's transaction.
-        name: its name, 1 to 254 bytes.
+        name: its name, 1 to 254 bytes of printable characters.
         scopes: what it may do (see `joex.core.access.Scope`).
         groups: the groups that it is bound to; None: all.
         queues: the queues that it is bound to; None: all.
@@ -98,6 +98,10 @@ async def create(
     if name == OWNER:
         raise ConfigError(
             f"NAME: {OWNER!r} is the name of the caller with JOEX_API_TOKEN in the audit: choose another one"
+        )
+    if name != name.strip() or not name.isprintable():
+        raise ConfigError(
+            f"NAME: expected printable characters without spaces around them, as the list shows them; got {name!r}"
         )
     token = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     with translated():
