@@ -76,6 +76,8 @@ class Task(Generic[P, R_co]):
         self.timeout: timedelta | None = _duration(name, "timeout", timeout)
         self.exclusive = exclusive
         self.is_async: bool = inspect.iscoroutinefunction(function)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(f"task {name!r}: the function yields, and a result is one value: return a list instead")
         self.process = process
         self.memory: int | None = _memory(name, memory)
         self.max_tasks = max_tasks

@@ -20,23 +20,23 @@ class Threads:
         nothing: Any = None
         self.caller = Caller(2, Defaults(0, timedelta(), None), nothing, None, 1000)
         self.first_begun, self.go, self.begun = threading.Event(), threading.Event(), threading.Event()
-        self._run: Any = SimpleNamespace(context=None, args={})
+        self._run: Any = SimpleNamespace(context=None)
 
     async def occupy(self) -> asyncio.Task[Any]:
-        def first(_: object) -> None:
+        def first() -> None:
             self.first_begun.set()
             self.go.wait(PATIENCE)
 
-        occupied = asyncio.create_task(self.caller._in_thread(self._run, first))
+        occupied = asyncio.create_task(self.caller._in_thread(first, self._run))
         await asyncio.to_thread(self.first_begun.wait, PATIENCE)
         return occupied
 
     async def call(self) -> str:
-        def second(_: object) -> str:
+        def second() -> str:
             self.begun.set()
             return "done"
 
-        result: str = await self.caller._in_thread(self._run, second)
+        result: str = await self.caller._in_thread(second, self._run)
         return result
 
 

@@ -11,13 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from joex.context import RunReports, SyncConnection
-from joex.errors import JoexError
+from joex.core.outcome import Ending, Outcome
+from joex.errors import InvalidJob, JoexError
 from joex.extras import needs
 from joex.runtime.judge import ErrorTexting
 from joex.runtime.process_handle import Ended, JsonText
 from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
-from joex.runtime.text import error_trace
+from joex.runtime.text import error_trace, storable
 from joex.task import Task
 
 T = TypeVar("T")
@@ -48,8 +49,8 @@ class Caller:
         if self._processes is not None and self._processes.has(task):
             return self._in_process(self._processes, run, task, limit)
         if not task.is_async:
-            return self._in_thread(run, task.function, limit)
-        called: Awaitable[Any] = task.function(run.context, **run.args)
+            return self._in_thread(functools.partial(_plain, run, task), run, limit)
+        called: Awaitable[Any] = task.function(run.context, **run.args or {})
         return called if limit is None else _within(limit, called)
 
     def is_in_process(self, task: Task[..., Any]) -> bool:
@@ -78,12 +79,12 @@ class Caller:
         except TimeoutError:
             raise _TimedOut(limit or 0) from None
 
-    async def _in_thread(self, run: Run, function: Callable[..., Any], limit: float | None = None) -> Any:
+    async def _in_thread(self, code: Callable[[], Any], run: Run, limit: float | None = None) -> Any:
         """Run code in a thread. Python can't interrupt it: after the limit, ask it to end, and still await it.
 
         Meanwhile its slot and its job stay taken: another run would make two at once.
         """
-        call = functools.partial(contextvars.copy_context().run, function, run.context, **run.args)
+        call = functools.partial(contextvars.copy_context().run, code)
         called: Future[tuple[Any, BaseException | None]] = Future()
         try:
             self._threads.submit(_call_unless_cancelled, call, called)
@@ -113,11 +114,13 @@ class Caller:
             try:
                 if self._processes is not None and self._processes.has(task):
                     await self._in_process(self._processes, run, task, limit, is_cancel_handler=True)
+                elif run.args is None:
+                    return
                 elif asyncio.iscoroutinefunction(handler):
                     run.kill = None if run.worker is None else run.worker.cancel
                     await _within(limit, handler(run.context, **run.args))
                 else:
-                    await self._in_thread(run, handler)
+                    await self._in_thread(functools.partial(handler, run.context, **run.args), run)
             finally:
                 if run.calls:
                     await until_over(run)
@@ -161,6 +164,16 @@ def blocking_connection(url: str) -> Iterator[SyncConnection]:
             yield connection
     finally:
         pool.close()
+
+
+def _plain(run: Run, task: Task[..., Any]) -> JsonText:
+    """Run a plain function, in its thread: validators and serializers of its types are code of the task, too."""
+    try:
+        run.args = task.parse_arguments(run.args_text)
+    except InvalidJob as error:
+        raise Ended(Outcome(Ending.FAILED, storable(str(error), 2000))) from None
+    value = task.function(run.context, **run.args)
+    return JsonText(None if run.context is None else run.context.result_text(value))
 
 
 def _call_unless_cancelled(call: Callable[[], Any], called: Future[tuple[Any, BaseException | None]]) -> None:

@@ -296,7 +296,7 @@ class Runner:
         if task is None:
             # Another version of the app may know it: retry the job, until its retries are used up.
             return Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor")
-        if self._caller.is_in_process(task):
+        if not task.is_async or self._caller.is_in_process(task):
             run.args_text = args
         else:
             try:
@@ -358,7 +358,7 @@ class Runner:
         return outcome
 
     def _ended(self, run: Run, ended: Ended) -> Outcome:
-        """The outcome of a run in a process; this process has told the handlers of the application, unless it died."""
+        """The outcome of a run whose arguments don't fit, or in a process, which has told handlers unless it died."""
         if ended.outcome.ending is not Ending.CANCELLED:
             record_error(ErrorTexts(ended))
         if isinstance(ended, ProcessDied):
