@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Iterable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVarTuple
+
+Ts = TypeVarTuple("Ts")
 
 _LONGEST_NAME = 253
 """Characters of the name of a host, or of an address: to encode a longer text takes long."""
 
+_DESCRIPTORS = 65_536  # at most: some programs that a task starts close as many as there may be
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop, whose look-ups of names are calls of its default executor."""
+    """A new event loop, whose look-ups of names are calls of its default executor.
+
+    Raises this process's limit of open files: that of 1,024, which systems set for the sake of programs with `select`,
+    leaves few beside 800 connections of callers.
+    """
+    _raise_limit_of_files()
     try:
         import uvloop  # noqa: PLC0415 - the other commands do without
     except ImportError:
@@ -22,7 +34,18 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         """Looks names up as asyncio's own does, so that the groups of an executor share the threads of these calls.
 
         (uvloop has two threads for that, first come, first served: two names whose servers are silent occupy them.)
+
+        A handler of a signal comes beside one that the process has set by `signal.signal`, and not in its place, so
+        that no task which waits for SIGTERM keeps it from the executor, or lets it end the process later.
         """
+
+        def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+            with _keeping_handler(self, sig):
+                super().add_signal_handler(sig, callback, *args)
+
+        def remove_signal_handler(self, sig: int) -> bool:
+            with _keeping_handler(self, sig):
+                return bool(super().remove_signal_handler(sig))
 
         async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
             # Here and now: `sock_connect` asks for that, too. (A port may be the name of a service, in some directory.)
@@ -46,6 +69,28 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
                 raise
 
     return Loop()
+
+
+@contextmanager
+def _keeping_handler(loop: asyncio.AbstractEventLoop, sig: int) -> Iterator[None]:
+    """Keep the process's own handler of a signal, while this loop sets or removes one."""
+    own = signal.getsignal(sig)
+    yield
+    if callable(own) and own is not signal.default_int_handler and getattr(own, "__self__", None) is not loop:
+        signal.signal(sig, own)  # (the loop learns of signals by the wake-up file of the process)
+        if sys.platform != "win32":
+            signal.siginterrupt(sig, False)  # noqa: FBT003 - takes no name; as in `reacting_to_signals`
+
+
+def _raise_limit_of_files() -> None:
+    if sys.platform != "win32":
+        import resource  # noqa: PLC0415 - Windows has none
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            with suppress(OSError, ValueError):  # the system refuses it
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _is_address(host: str | bytes) -> bool:

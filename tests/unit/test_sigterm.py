@@ -4,6 +4,8 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -12,6 +14,7 @@ from joex.cli import signals
 from joex.cli.executor import _run_on_a_loop
 from joex.cli.signals import reacting_to_signals
 from joex.cli.sigterm import leaving_in_order
+from joex.event_loop import new_event_loop
 from tests.support.waiting import PATIENCE, eventually
 
 
@@ -79,6 +82,37 @@ async def test_a_signal_fails_no_call_of_a_library_that_waits_in_a_run() -> None
             signal.signal(number, handler)
         os.close(reader)
         os.close(writer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_waits_for_a_signal_keeps_it_from_no_command_and_its_end_does_not_reset_it(handlers, number):
+    heard: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with reacting_to_signals(lambda _: heard.append("command")):
+            loop.add_signal_handler(number, heard.append, "run")
+            os.kill(os.getpid(), number)
+            await eventually(lambda: sorted(heard) == ["command", "run"])
+            assert loop.remove_signal_handler(number)
+            os.kill(os.getpid(), number)
+            await eventually(lambda: sorted(heard) == ["command", "command", "run"])
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_an_event_loop_raises_the_limit_of_files_for_the_connections_of_callers() -> None:
+    program = """
+import resource
+from joex.event_loop import new_event_loop
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+new_event_loop().close()
+soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+assert soft == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)), soft
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # a fork is what this tests
