@@ -108,6 +108,21 @@ async def test_a_database_that_takes_no_writes_counts_as_not_reachable_and_the_l
     await eventually(lambda: tells("works again"))
 
 
+@pytest.mark.parametrize("changed", ["'many' AS waiting", "1e400 AS waiting", "NULL::text AS queue"])
+async def test_a_database_whose_view_answers_with_something_else_leaves_the_page_to_the_others(
+    metrics: Noted, connection: asyncpg.Connection, bench: Any, changed: str
+) -> None:
+    await bench.submit("acme")
+    await eventually(lambda: told(metrics, "joex_queue_groups") == [1])
+    columns = "queue, waiting, deferred, scheduled, running, stuck, oldest_runnable_seconds, groups, paused"
+    answers = columns.replace(changed.rpartition(" ")[2], changed)
+    async with connection.transaction():
+        await connection.execute("ALTER VIEW joex.queue_stats RENAME TO counted")
+        await connection.execute(f"CREATE VIEW joex.queue_stats AS SELECT {answers} FROM joex.counted")  # noqa: S608
+    await eventually(lambda: told(metrics, "joex_operator_database_reachable") == [0])
+    assert told(metrics, "joex_queue_groups") == []
+
+
 def another_url(url: str) -> str:
     """Another URL of the same database, as that of a pool with a role of its own."""
     return f"{url}{'&' if '?' in url else '?'}application_name=another"

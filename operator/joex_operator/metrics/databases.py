@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from joex.core.json_values import shown
 from joex.core.url import database_hosts, parameters
 from joex.observe.gauge import Gauge
 from joex.observe.queue_gauges import MOST_QUEUES, OF_QUEUES, OTHERS, bounded
 from joex.store.stats import QueueStats, Shares
+
+Row = TypeVar("Row", QueueStats, Shares)
 
 
 def database_name(url: str) -> str:
@@ -50,12 +55,16 @@ class DatabaseMetrics(Collector):
         registry.register(self)
 
     def queues(self, url: str, stats: Iterable[QueueStats]) -> None:
-        """Replace the statistics of all queues of a database."""
-        self._queues[url] = bounded(sorted(stats, key=lambda one: one.queue))
+        """Replace the statistics of all queues of a database.
+
+        Raises:
+            TypeError: it has answered with something else.
+        """
+        self._queues[url] = bounded(sorted(map(_checked, stats), key=lambda one: one.queue))
 
     def shares(self, url: str, shares: Iterable[Shares]) -> None:
-        """Replace the shares of all queues of a database."""
-        self._shares[url] = _bounded_shares(sorted(shares, key=lambda one: one.queue))
+        """Replace the shares of all queues of a database; errors are as those of `queues`."""
+        self._shares[url] = _bounded_shares(sorted(map(_checked, shares), key=lambda one: one.queue))
 
     def reachable(self, url: str, value: bool) -> None:  # noqa: FBT001 - the value of a gauge
         """Note whether a database answers. While it does not, its queues have no samples."""
@@ -122,6 +131,17 @@ _REACHABLE: Gauge[bool] = Gauge(
     "Whether the database answers: 1 or 0.",
     lambda reachable: [((), reachable)],
 )
+
+
+def _checked(row: Row) -> Row:
+    """Check the types: a view that the owner of the database has replaced must not end the page of all databases."""
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if isinstance(value, str) if field.name in ("queue", "largest_group") else isinstance(value, int | float):
+            continue
+        if value is not None or field.name == "queue":
+            raise TypeError(f"{field.name} of a queue: the database has answered {shown(value)}")
+    return row
 
 
 def _bounded_shares(shares: list[Shares]) -> list[Shares]:
