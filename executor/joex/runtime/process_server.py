@@ -13,7 +13,8 @@ without harm to the runs.
 
 On Linux, what a task started and lost sight of (a daemon) becomes a child of the keeper, which finds it there. The
 code of a task can kill its keeper: then the kernel kills the process, and all that is left becomes a child of the
-server, which ends it, and holds the leash until then.
+server, which ends it, and holds the leash until then. While its executor is stopped, the keeper of an exclusive run
+stops all that the run has started, wherever it is.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -40,6 +42,8 @@ if sys.platform == "win32":
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl
 _MORE_KILLABLE = 200  # of 1000: when memory runs out, the kernel takes a process before its executor
 _CHECK_EVERY = 0.25
+_STOPPED_WITHIN = 0.1
+_AT_WORK, _STOPPED, _TRACED = ("R", "S"), "T", "t"  # states in /proc
 _IS_LINUX = sys.platform == "linux"
 
 Work = Callable[[socket.socket, int], None]
@@ -95,7 +99,7 @@ class _Keepers:
 
     def __init__(self) -> None:
         self.woken, self._wake = _woken_by_children()
-        self._of_the_app = set(_children())  # the app has started them when it was imported
+        self._of_the_app = set(_children(os.getpid()))  # the app has started them when it was imported
         self._leashes: dict[int, socket.socket] = {}  # by the process id of the keeper
         self._of_the_dead: list[socket.socket] = []
 
@@ -128,7 +132,7 @@ class _Keepers:
             self._of_the_app.discard(pid)
             if pid in self._leashes:
                 self._of_the_dead.append(self._leashes.pop(pid))
-        left = set(_children()) - self._leashes.keys() - self._of_the_app if self._of_the_dead else set()
+        left = set(_children(os.getpid())) - self._leashes.keys() - self._of_the_app if self._of_the_dead else set()
         for one in left:
             _send(one, signal.SIGKILL)
         while self._of_the_dead and not left:
@@ -178,11 +182,12 @@ def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: in
         _in_child(lambda: _begin(channel, asked, work, keeper))
     channel.close()
     os.close(asked)
-    pauses = is_paused = False
+    pause, pauses = _Pause(process), False
     status, listens = None, [leash, *end]
     while status is None:
         watched: list[Any] = [*listens, woken]
-        readable, _, _ = select.select(watched, [], [], _CHECK_EVERY if pauses else None)
+        within = 0 if pause.has_found_others else _CHECK_EVERY
+        readable, _, _ = select.select(watched, [], [], within if pauses else None)
         if woken in readable:
             os.read(woken, 1024)
         if any(one in readable for one in listens):
@@ -197,15 +202,65 @@ def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: in
                 listens = []
                 _send(process, signal.SIGKILL)
                 _send_to_group(process, signal.SIGKILL)
-        if (pauses and is_stopped(executor)) != is_paused:
-            is_paused = not is_paused
-            _send_to_group(process, signal.SIGSTOP if is_paused else signal.SIGCONT)
+        if pauses and is_stopped(executor):
+            pause.hold()
+        else:
+            pause.end()
         status = _reap(process)
     _send_to_group(process, signal.SIGKILL)
     while _reap_all():
         pass
     with suppress(OSError):
         leash.send(STATUS.pack(status))
+
+
+class _Pause:
+    """Stops a process, with all that it has started, and lets it go on; to be held again and again.
+
+    (One walk may miss what is just being forked, and what another process lets go on.)
+
+    Attributes:
+        has_found_others: whether the latest walk has met others than those before, so that the next one may, too.
+    """
+
+    def __init__(self, process: int) -> None:
+        self.has_found_others = False
+        self._process = process
+        self._is_on = False
+        self._stopped: dict[tuple[int, str], None] = {}  # each by its id, which may be reused, and when it started
+
+    def hold(self) -> None:
+        """Stop what is not stopped yet."""
+        if not self._is_on:
+            self._is_on = True
+            _send_to_group(self._process, signal.SIGSTOP)  # all that a system without /proc can do
+        before = len(self._stopped)
+        # A parent before its children: it forks no others, and a shell does not see that they are stopped, which it
+        # would take for Ctrl-Z.
+        found = _children(os.getpid())
+        for pid in found:
+            self._stop(pid)
+            found += _children(pid)
+        self.has_found_others = len(self._stopped) > before
+
+    def end(self) -> None:
+        """Let go on what it has stopped; a task may have stopped others. Children come first, see `hold`."""
+        if self._is_on:
+            for pid, started in reversed(self._stopped):
+                if _state(pid)[1] == started:
+                    _send(pid, signal.SIGCONT)
+            _send_to_group(self._process, signal.SIGCONT)
+            self._is_on = self.has_found_others = False
+            self._stopped.clear()
+
+    def _stop(self, pid: int) -> None:
+        state, started = _state(pid)
+        if state == _STOPPED or not _send(pid, signal.SIGSTOP):  # (it has another user)
+            return
+        is_new, until = (pid, started) not in self._stopped, time.monotonic() + _STOPPED_WITHIN
+        self._stopped[pid, started] = None
+        while is_new and _state(pid)[0] in _AT_WORK and time.monotonic() < until:
+            time.sleep(0.001)
 
 
 def _begin(channel: socket.socket, asked: int, work: Work, keeper: int) -> None:
@@ -273,7 +328,7 @@ def _reaped() -> int | None:
 
 def _reap_all() -> bool:
     """End the children that are left, and wait for one of them; False: none is left."""
-    for child in _children():
+    for child in _children(os.getpid()):
         _send(child, signal.SIGKILL)
     try:
         os.waitpid(-1, 0)
@@ -282,12 +337,14 @@ def _reap_all() -> bool:
     return True
 
 
-def _children() -> list[int]:
-    pid = os.getpid()
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+def _children(pid: int) -> list[int]:
+    """The children of a process, which those of its threads are that have forked them."""
+    children: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                children += map(int, (thread / "children").read_text().split())
+    return children
 
 
 def _send_to_group(process: int, number: signal.Signals) -> None:
@@ -295,17 +352,25 @@ def _send_to_group(process: int, number: signal.Signals) -> None:
         os.killpg(process, number)
 
 
-def _send(process: int, number: signal.Signals) -> None:
+def _send(process: int, number: signal.Signals) -> bool:
     with suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)
+        return True
+    return False
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped; False where the system does not say it."""
+    return _state(pid)[0] in (_STOPPED, _TRACED)
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """The state of a process, and when it started; both are empty if there is none, or the system does not say it."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in b"Tt"
+        said = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
     except OSError:
-        return False
+        return "", ""
+    return said[0], said[19]
 
 
 def _prctl(option: int, value: int) -> None:
