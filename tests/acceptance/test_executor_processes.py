@@ -8,9 +8,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -165,7 +167,7 @@ async def test_what_a_run_has_left_in_its_process_ends_with_it(house: House) -> 
 
 
 async def test_a_run_finds_its_process_as_the_run_before_it_did(house: House) -> None:
-    """The folder, the umask, the environment, handlers of signals and timers."""
+    """The folder, the umask, the environment, handlers of signals, timers, the timeout of sockets."""
     first, second = [(await house.run("surroundings", {"change": change})).result for change in (True, False)]
     assert first == second
 
@@ -337,6 +339,34 @@ async def test_a_server_that_is_stopped_goes_on_and_one_that_is_killed_is_replac
         (tmp_path / f"{name}.go").touch()
     for one in (job_id, *(other for other, _ in others)):
         assert (await house.inside.ended(one)).verdict.state is State.SUCCESS
+
+
+async def test_what_a_task_in_a_thread_changes_in_its_executor_reaches_no_process(
+    house: House, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The default timeout of sockets; the folder and the environment, where the server of processes is replaced."""
+    settings: dict[str, Any] = {"queues": ["own"], "lease": LONG}
+    async with executor_inside(app, house.url, process_server=SERVER, **settings) as inside:
+
+        async def where() -> dict[str, int]:
+            job_id = await house.client.submit("where", queue="own", retries=0)
+            await inside.ended(job_id)
+            job = await house.client.get(job_id)
+            assert job.state == "success", job.error
+            found: dict[str, int] = job.result
+            return found
+
+        first = psutil.Process((await where())["pid"])
+        request.addfinalizer(partial(socket.setdefaulttimeout, socket.getdefaulttimeout()))
+        socket.setdefaulttimeout(60)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PATH", "/nowhere")
+        first.parents()[1].kill()
+        first.kill()
+        await eventually(lambda: not first.is_running())
+        second = await where()
+        assert second["pid"] != first.pid
+        assert await where() == second
 
 
 # Transactions.

@@ -304,6 +304,18 @@ async def test_a_caller_that_keeps_its_connection_and_reads_no_more_keeps_no_exe
     caller.close()
 
 
+def test_a_certificate_is_read_again_from_where_it_was_though_a_task_changes_the_folder(
+    authority, files, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(files.certificate.parent)
+    certificate = Certificate(files.certificate.name, files.key.name, "JOEX_HTTP_TLS_CERTIFICATE")
+    first = certificate.context()
+    monkeypatch.chdir("/")
+    assert certificate.context() is first
+    replace(files, authority.server("second", *OURS))
+    assert certificate.context() is not first
+
+
 def test_files_that_can_not_be_used_are_told_at_the_start(authority, files, tmp_path):
     other = authority.server("other", *OURS)
     (tmp_path / "text.pem").write_text("no certificate")

@@ -5,6 +5,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -273,13 +274,15 @@ def surroundings(ctx: joex.Context, *, change: bool) -> list[object]:
         os.umask(umask)
     handled = (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
     found = [os.getpid(), str(Path.cwd()), umask, dict(os.environ), [str(signal.getsignal(one)) for one in handled]]
-    found += [signal.getitimer(signal.ITIMER_REAL), list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))]
+    found += [socket.getdefaulttimeout(), signal.getitimer(signal.ITIMER_REAL)]
+    found += [list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))]
     if change:
         os.chdir("/")
         os.environ["LEFT"] = "behind"
         for one in handled:
             signal.signal(one, signal.SIG_IGN)
         signal.alarm(3600)
+        socket.setdefaulttimeout(0.001)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     return found
 

@@ -27,8 +27,8 @@ class Certificate:
     """
 
     def __init__(self, certificate: str, key: str, setting: str) -> None:
-        self._certificate = certificate
-        self._key = key or certificate
+        # (Of the folder as it is now: the code of a task may change to another one.)
+        self._certificate, self._key = (str(Path(name).absolute()) for name in (certificate, key or certificate))
         self._setting = setting
         self._seen = self._look()
         self._context = self._read()

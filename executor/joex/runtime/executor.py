@@ -25,7 +25,7 @@ from joex.runtime import bulk
 from joex.runtime.clock import clock
 from joex.runtime.maintenance import register_periodic_tasks
 from joex.runtime.newcomer import Newcomer
-from joex.runtime.processes import Processes, check_processes
+from joex.runtime.processes import Processes, StartOfServer, check_processes
 from joex.runtime.registration import Registration, Resources
 from joex.runtime.waits import unless
 from joex.store.connector import Logins
@@ -82,7 +82,7 @@ class Executor:
         self._emit = emit
         self._watchdog = watchdog
         needs_processes = check_processes(app, by_default=settings.processes, server=process_server)
-        self._process_server = process_server if needs_processes else None
+        self._process_server = StartOfServer.by(process_server) if needs_processes and process_server else None
         self._asked_to_drain = asyncio.Event()
         self._asked_to_stop = asyncio.Event()
         self._registration: Registration | None = None

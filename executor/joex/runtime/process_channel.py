@@ -30,6 +30,25 @@ READY = b"R"
 """What the server says when it has loaded the app."""
 
 
+def blocking_pair() -> tuple[socket.socket, socket.socket]:
+    """Two sockets that are connected, and block.
+
+    Where a task, or the app, has called `socket.setdefaulttimeout`, a new socket has that timeout, and its file does
+    not block, which holds for the process that gets it, too.
+    """
+    pair = socket.socketpair()
+    for end in pair:
+        end.setblocking(True)  # noqa: FBT003 - as the method has it
+    return pair
+
+
+def blocking_socket(descriptor: int) -> socket.socket:
+    """A socket of this file descriptor, which blocks, see `blocking_pair`."""
+    end = socket.socket(fileno=descriptor)
+    end.setblocking(True)  # noqa: FBT003 - likewise
+    return end
+
+
 class NotAMessage(Exception):
     """The other end has written something else than messages."""
 

@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from joex.runtime.process_channel import ASK, GO_ON, PAUSE_WITH_EXECUTOR, READY, STATUS
+from joex.runtime.process_channel import ASK, GO_ON, PAUSE_WITH_EXECUTOR, READY, STATUS, blocking_socket
 
 if sys.platform == "win32":
     raise ImportError("Windows can't fork")
@@ -73,7 +73,7 @@ def serve(control: socket.socket, work: Work, executor: int) -> None:
     control.send(READY)
     while (ends := _next_order(control, keepers, end)) is not None:
         _flush()
-        channel, leash = (socket.socket(fileno=one) for one in ends)
+        channel, leash = (blocking_socket(one) for one in ends)
         keepers.fork(leash, partial(_keep, channel, leash, work, executor, end), unused=control)
         channel.close()
     keepers.end()

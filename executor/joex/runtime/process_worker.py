@@ -245,6 +245,7 @@ class _Surroundings:
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._environment = dict(os.environ)
+        self._timeout = socket.getdefaulttimeout()
         self._handlers = {number: signal.getsignal(number) for number in _RESTORED}
         self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
@@ -259,6 +260,7 @@ class _Surroundings:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
         os.umask(self._umask)
+        socket.setdefaulttimeout(self._timeout)
         if os.environ != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)

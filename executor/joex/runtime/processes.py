@@ -15,7 +15,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from joex import tracing
 from joex.app import App
@@ -23,7 +24,7 @@ from joex.context import RunReports
 from joex.core.job import TakenJob
 from joex.errors import ConfigError
 from joex.places import Places
-from joex.runtime.process_channel import READY, Message, packed
+from joex.runtime.process_channel import READY, Message, blocking_pair, packed
 from joex.runtime.process_handle import LAST_BYTES_WITHIN, Ended, JsonText, Process, ProcessDied, is_closed
 from joex.runtime.run import Run
 from joex.runtime.waits import until
@@ -36,17 +37,39 @@ _START_WITHIN = 60.0
 _END_WITHIN = 5.0
 
 
+class StartOfServer(NamedTuple):
+    """How to start the server of processes, as it was at first: later ones replace it, and tasks may have changed this.
+
+    Attributes:
+        command: to which the number of a file descriptor is added.
+        folder: in which it works; None: it is not known.
+        environment: its variables.
+    """
+
+    command: list[str]
+    folder: Path | None
+    environment: dict[str, str]
+
+    @classmethod
+    def by(cls, command: Sequence[str]) -> StartOfServer:
+        """The start by this command, here and now."""
+        folder = None
+        with suppress(OSError):  # it is gone
+            folder = Path.cwd()
+        return cls(list(command), folder, dict(os.environ))
+
+
 class Processes:
     """Runs tasks in processes.
 
     Args:
-        server: the command of the server, to which the number of a file descriptor is added.
+        server: how to start the server.
         settings: what the server gets: url, name (of connections), log_format and log_level.
         by_default: whether plain functions run in processes, if their tasks do not say it.
     """
 
-    def __init__(self, server: Sequence[str], settings: Message, *, by_default: bool) -> None:
-        self._command = list(server)
+    def __init__(self, server: StartOfServer, settings: Message, *, by_default: bool) -> None:
+        self._start_of_server = server
         self._settings = {**settings, "pid": os.getpid()}
         self._by_default = by_default
         self._server: subprocess.Popen[bytes] | None = None
@@ -143,8 +166,8 @@ class Processes:
             raise NotImplementedError
         server, control = await self._started_server()
         server.send_signal(signal.SIGCONT)  # the code of a run may have stopped it
-        channel, its_channel = socket.socketpair()
-        leash, its_leash = socket.socketpair()
+        channel, its_channel = blocking_pair()
+        leash, its_leash = blocking_pair()
         with its_channel, its_leash, suppress(OSError):  # (then the process is seen as ended)
             socket.send_fds(control, [b"F"], [its_channel.fileno(), its_leash.fileno()])
         process = await Process.opened(channel, leash, server)
@@ -171,12 +194,15 @@ class Processes:
             self._server.kill()  # before it sees that its control is closed: its processes go on
             self._control.close()
         self._is_serving = False
-        self._control, its_end = socket.socketpair()
+        self._control, its_end = blocking_pair()
+        command, folder, environment = self._start_of_server
         with its_end:
             # (In its own session: a terminal's signals to the executor must not reach it.)
             self._server = subprocess.Popen(  # noqa: ASYNC220, S603 - our own program; this waits for no program
-                [*self._command, str(its_end.fileno())],
+                [*command, str(its_end.fileno())],
                 stdin=subprocess.DEVNULL,
+                cwd=folder if folder is not None and folder.is_dir() else None,
+                env=environment,
                 pass_fds=[its_end.fileno()],
                 start_new_session=True,
             )
