@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import stat
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
@@ -33,6 +34,10 @@ from joex.store.framing import NO_POSTGRES
 from joex.store.name_lookups import LOOKUPS
 
 _PORT = 5432
+_LARGEST_FILE = 16
+"""MB of a file that a URL names, at most; lists of revoked certificates may have several."""
+_NO_FILE = f"{os.devnull}/none"
+"""The path of a file that never exists."""
 _WRONG_PARAMETER = (
     asyncpg.UndefinedObjectError,  # asyncpg takes unknown parameters for server settings
     asyncpg.DataError,  # the value of a server setting is wrong
@@ -133,9 +138,7 @@ class Connector:
         self._direct = direct
         self._connect_within = connect_within
         check_url(url)
-        for parameter, path in named_files(url).items():  # asyncpg reads them on the event loop
-            if Path(path).exists() and not Path(path).is_file():
-                raise ConfigError(f"database URL: {parameter}: expected a file, and no pipe or device")
+        _files(url)
         self._server = ANY if host is not None else wanted_server(url)
         # None: the URL names its server elsewhere, or not at all, such as a Unix socket
         hosts = [Host(name, port) if name else None for name, port in database_hosts(url)] or [None]
@@ -186,7 +189,9 @@ class Connector:
 
     async def _connected_at(self, host: Host | None, _until: float) -> OwnConnection:
         loop: Any = Towards(asyncio.get_running_loop(), host.address if host else None)
-        where: dict[str, Any] = {"host": host.name, "port": host.port} if host else {}
+        where: dict[str, Any] = dict(_files(self._url))
+        if host:
+            where |= {"host": host.name, "port": host.port}
         if self._server is not None:
             where["target_session_attrs"] = self._server
         try:
@@ -221,6 +226,32 @@ class Connector:
                 "password, no name is shown here: give the password before the host"
             )
         raise _parameter_error(wrong) from wrong
+
+
+def _files(url: str) -> dict[str, str]:
+    """Check the files that a database URL names; returns the arguments of asyncpg that replace some of them.
+
+    asyncpg reads them on the event loop. A file without a size may have no end, as some below ``/proc``, so a passfile
+    without one counts as one without entries. The files are checked before each connection, because one may come
+    later, such as that of a thread.
+
+    Raises:
+        ConfigError: reading one may last for ever, or take all memory.
+    """
+    instead = {}
+    for parameter, path in named_files(url).items():
+        try:
+            found = Path(path).stat()
+        except (OSError, ValueError):
+            continue  # asyncpg says so, where it needs the file
+        if parameter == "passfile" and stat.S_ISREG(found.st_mode) and not found.st_size:
+            instead[parameter] = _NO_FILE
+        elif not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= _LARGEST_FILE * 2**20:
+            raise ConfigError(
+                f"database URL: {parameter}: expected a file with content, of at most {_LARGEST_FILE} MB, and no pipe "
+                "or device"
+            )
+    return instead
 
 
 def _parameter_error(error: Exception) -> ConfigError:
