@@ -2,21 +2,31 @@
 
 A watch can stall without an error, and reports no deletion that happens while it is broken. An object that is neither
 in a later list nor newer than the list is gone.
+
+An object that can't be read stops the reconciles of its pool, and no other object. Without a Deployment that is there,
+a plan would create another executor in its place at each reconcile.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from joex_operator.api.names import POOL_LABEL
+from joex_operator.control.fleet import FleetError
 from joex_operator.decide import observed
 from joex_operator.decide.observed import ObservedDeployment, ObservedPod
 from joex_operator.decide.replicas import Replica
 
+_log = logging.getLogger("joex.operator")
+
 _REMEMBERED_FOR = 600.0
 _MOST_REMEMBERED = 10_000
+_LONGEST = 300
 
 Body = Mapping[str, Any]
 Key = tuple[str, str]
@@ -35,6 +45,16 @@ class _InPool(Protocol):
 Observed = TypeVar("Observed", bound=_InPool)
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An object that can't be read; ``problem`` names it and says why."""
+
+    namespace: str
+    pool: str
+    uid: str
+    problem: str
+
+
 def version(body: Body) -> int:
     """The resource version, a number that grows with each change in the cluster; 0: it is not a number."""
     text = body["metadata"].get("resourceVersion", "")
@@ -42,26 +62,54 @@ def version(body: Body) -> int:
 
 
 class Indexer(Generic[Observed]):
-    """Objects of one kind, by their key and by their pool."""
+    """Objects of one kind, by their key and by their pool.
 
-    def __init__(self, read: Callable[[Body], Observed]) -> None:
-        self._read = read
-        self._objects: dict[Key, tuple[int, Observed]] = {}
-        self._by_pool: dict[Key, dict[Key, Observed]] = {}
+    Args:
+        kind: for messages.
+        read: makes an object of what the API server has.
+    """
+
+    def __init__(self, kind: str, read: Callable[[Body], Observed]) -> None:
+        self._kind = kind
+        self._read_object = read
+        self._objects: dict[Key, tuple[int, Observed | Unreadable]] = {}
+        self._by_pool: dict[Key, dict[Key, Observed | Unreadable]] = {}
         self._dropped: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
-    def put(self, body: Body) -> Observed | None:
+    def put(self, body: Body) -> Observed | Unreadable | None:
         """Add or update an object; returns it, or None where the cache has a newer version."""
         key = _key(body)
         known, dropped = self._objects.get(key), self._dropped.get(body["metadata"]["uid"])
         if (known is not None and version(body) < known[0]) or (dropped and version(body) <= dropped[1]):
             return None
         one = self._read(body)
+        if known is not None and known[1].pool != one.pool:
+            self._forget(key)
         self._objects[key] = (version(body), one)
         self._by_pool.setdefault((one.namespace, one.pool), {})[key] = one
         return one
 
-    def drop(self, body: Body) -> Observed:
+    def _read(self, body: Body) -> Observed | Unreadable:
+        try:
+            return self._read_object(body)
+        except Exception as error:  # noqa: BLE001 - no object stops the others
+            return self._unreadable(body, error)
+
+    def _unreadable(self, body: Body, error: Exception) -> Unreadable:
+        key = _key(body)
+        _, known = self._objects.get(key, (0, None))
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST]
+        found = Unreadable(
+            namespace=key[0],
+            pool=(body["metadata"].get("labels") or {}).get(POOL_LABEL) or (known.pool if known else ""),
+            uid=body["metadata"]["uid"],
+            problem=f"{self._kind} {'/'.join(key)} can't be read: {why}",
+        )
+        if not isinstance(known, Unreadable) or known.uid != found.uid:  # else it was told
+            _log.error("%s; the operator leaves its pool as it is", found.problem, exc_info=error)
+        return found
+
+    def drop(self, body: Body) -> Observed | Unreadable:
         """Remove a deleted object; returns its last state. Its uid is kept, so that an older list can't revive it.
 
         A newer one can: an object that has lost its label, and gets it back, was none to the watch meanwhile.
@@ -72,14 +120,24 @@ class Indexer(Generic[Observed]):
         self._dropped[body["metadata"]["uid"]] = now, version(body)
         while len(self._dropped) > _MOST_REMEMBERED or next(iter(self._dropped.values()))[0] < now - _REMEMBERED_FOR:
             self._dropped.popitem(last=False)
+        last = self._read(body)
         known = self._objects.get(_key(body))
         if known is not None and known[1].uid == body["metadata"]["uid"]:
             self._forget(_key(body))
-        return self._read(body)
+        return last
 
     def of(self, namespace: str, pool: str) -> Iterable[Observed]:
-        """The objects of a pool."""
-        return self._by_pool.get((namespace, pool), {}).values()
+        """The objects of a pool.
+
+        Raises:
+            FleetError: one of them can't be read.
+        """
+        found = []
+        for one in self._by_pool.get((namespace, pool), {}).values():
+            if isinstance(one, Unreadable):
+                raise FleetError(one.problem)
+            found.append(one)
+        return found
 
     def put_all(self, bodies: Iterable[Body]) -> set[Key]:
         """Apply a page of a list; returns the changed pools."""
@@ -117,14 +175,14 @@ class Cache:
     """The Deployments and pods of all pools."""
 
     def __init__(self) -> None:
-        self.deployments: Indexer[ObservedDeployment] = Indexer(observed.deployment)
-        self.pods: Indexer[ObservedPod] = Indexer(observed.pod)
+        self.deployments: Indexer[ObservedDeployment] = Indexer("Deployment", observed.deployment)
+        self.pods: Indexer[ObservedPod] = Indexer("pod", observed.pod)
         self._gone: dict[Key, _Gone] = {}
 
-    def pod_deleted(self, body: Body) -> ObservedPod:
+    def pod_deleted(self, body: Body) -> ObservedPod | Unreadable:
         """Remove a deleted pod. The cache remembers one that had ended, whose jobs can move on at once."""
         pod = self.pods.drop(body)
-        if pod.has_ended:
+        if not isinstance(pod, Unreadable) and pod.has_ended:
             now, key = time.monotonic(), (pod.namespace, pod.pool)
             self._gone[key] = {**self._recently_gone(self._gone.pop(key, {}), now), pod.uid: (now, pod)}
             # The pool whose latest pod went first comes first.
@@ -137,7 +195,11 @@ class Cache:
         return {uid: one for uid, one in pods.items() if one[0] > now - _REMEMBERED_FOR}
 
     def replicas(self, namespace: str, pool: str, uid: str) -> list[Replica]:
-        """The replicas of a pool."""
+        """The replicas of a pool.
+
+        Raises:
+            FleetError: a Deployment or a pod of it can't be read.
+        """
         gone = self._recently_gone(self._gone.get((namespace, pool), {}), time.monotonic())
         return observed.replicas(
             pool,

@@ -19,7 +19,7 @@ from typing import Any
 import kopf
 
 from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
-from joex_operator.cluster.cache import Indexer, Key, version
+from joex_operator.cluster.cache import Indexer, Key, Unreadable, version
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kubernetes_api import (
     PAGE,
@@ -208,7 +208,7 @@ class KopfWatches:
         body: dict[str, Any] = dict(event["object"])
         is_gone = event["type"] == "DELETED"
         cache = self._fleet.cache
-        changed_object: ObservedDeployment | ObservedPod | None
+        changed_object: ObservedDeployment | ObservedPod | Unreadable | None
         if plural == "deployments":
             changed_object = cache.deployments.drop(body) if is_gone else cache.deployments.put(body)
         elif plural == "pods":

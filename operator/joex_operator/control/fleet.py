@@ -37,7 +37,11 @@ class Fleet(Protocol):
         """
 
     def replicas(self, pool: Pool) -> list[Replica]:
-        """The replicas of a pool that have a Deployment, a pod or a process. Their ``executor`` is None."""
+        """The replicas of a pool that have a Deployment, a pod or a process. Their ``executor`` is None.
+
+        Raises:
+            FleetError: not all of them can be read.
+        """
 
     def taken(self, pool: Pool) -> frozenset[int]:
         """The indices that no replica of a pool can have, because another owner has something of that name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from joex_operator.api.names import (
@@ -26,6 +26,7 @@ _RESTARTS = 2  # from the second on, the kubelet waits before it restarts a cont
 _UNREADY_AFTER = timedelta(seconds=30)
 _UNSCHEDULED_AFTER = timedelta(minutes=5)
 """Cluster autoscalers add a node within a few minutes."""
+_EVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,8 @@ def _unready_since(status: Mapping[str, Any]) -> datetime | None:
         running = one.get("state", {}).get("running", {}).get("startedAt")
         changed = _conditions({"status": status}).get("Ready", {}).get("lastTransitionTime")
         if one.get("started") and not one.get("ready") and running and changed:
-            return max(datetime.fromisoformat(running), datetime.fromisoformat(changed))
+            # One that can't be read makes no executor ready.
+            return max(_time(running) or _EVER, _time(changed) or _EVER)
     return None
 
 
@@ -276,8 +278,18 @@ def _unscheduled_since(status: Mapping[str, Any]) -> datetime | None:
 
 
 def _since(condition: Mapping[str, Any]) -> datetime | None:
-    at = condition.get("lastTransitionTime")
-    return datetime.fromisoformat(at) if at else None
+    return _time(condition.get("lastTransitionTime"))
+
+
+def _time(text: str | None) -> datetime | None:
+    """A time of the API server; None: there is none, or no `datetime` can have it, such as one of the year 0.
+
+    Whoever may change the status of pods may write such a time.
+    """
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
 
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:

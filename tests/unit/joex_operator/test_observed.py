@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from joex_operator.cluster import cache as cache_module
 from joex_operator.cluster.cache import Cache
+from joex_operator.control.fleet import FleetError
 from joex_operator.decide import observed
 from joex_operator.decide.replicas import ObservedExecutor, Phase, Replica
 
@@ -383,6 +385,83 @@ def test_one_whose_pod_the_api_server_has_refused_for_five_minutes_is_no_capacit
     assert replace(found, executor=ObservedExecutor()).phase is phase
 
 
+def judged(*bodies: dict[str, Any]) -> Replica:
+    """A replica whose executor is idle, with a `minReadySeconds`."""
+    now = datetime.fromisoformat("2026-11-20T12:00:00+00:00")
+    found = observed.judged(replica_of(*bodies), (), now, timedelta(minutes=1))
+    return replace(found, executor=ObservedExecutor(alive=True))
+
+
+@pytest.mark.parametrize("at", ["0000-01-02T00:00:00Z", "10000-01-02T00:00:00Z"])
+class TestTimesOutsideOfTheCalendar:
+    """The API server takes years that Python's calendar does not have."""
+
+    def test_no_room_since_then_is_told_and_is_not_that_of_minutes(self, at: str) -> None:
+        refusal = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "lastTransitionTime": at}
+        found = judged(deployment(status={"conditions": [refusal]}))
+        assert (found.problem, found.unscheduled) == ("FailedCreate", False)
+        no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": at}
+        found = judged(deployment(), pod(conditions=[no_node]))
+        assert (found.problem, found.unscheduled) == ("Unschedulable", False)
+
+    def test_an_executor_that_is_ready_since_then_proves_no_template(self, at: str) -> None:
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": at}
+        assert judged(deployment(), pod(conditions=[ready])).fresh
+
+    def test_an_executor_that_is_not_ready_since_then_is_not_taken_for_ready(self, at: str) -> None:
+        not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": at}
+        for started_at in ("2026-11-20T11:00:00Z", at):
+            running = {"name": "executor", "started": True, **container(ready=False, running={"startedAt": started_at})}
+            assert judged(deployment(), pod(conditions=[not_ready], containerStatuses=[running])).is_deaf
+
+
+ODD: dict[str, Any] = {"conditions": [{"status": "True"}]}
+"""A status that can't be read."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "odd", "good"),
+    [
+        ("deployments", partial(deployment, status=ODD), deployment),
+        ("pods", partial(pod, **ODD), pod),
+    ],
+)
+class TestUnreadableObjects:
+    def test_an_object_that_can_not_be_read_stops_the_reconciles_of_its_pool_and_of_no_other(
+        self, kind: str, odd: Any, good: Any
+    ) -> None:
+        """Without it, the pool would get another executor in its place, and another one."""
+        cache = Cache()
+        other = good()
+        other["metadata"] |= {"name": "q-0", "labels": {"joex.dev/pool": "q", "joex.dev/replica": "q-0"}}
+        assert getattr(cache, kind).put_all([good(), odd(version=2), other]) == {("prod", "p"), ("prod", "q")}
+        with pytest.raises(FleetError, match=r"^(Deployment|pod) prod/p-0\S* can't be read: KeyError: 'type'$"):
+            cache.replicas("prod", "p", "pool-uid")
+        assert [replica.name for replica in cache.replicas("prod", "q", "pool-uid")] == ["q-0"]
+
+    def test_it_is_told_once(self, kind: str, odd: Any, good: Any, caplog: pytest.LogCaptureFixture) -> None:
+        indexer = getattr(Cache(), kind)
+        assert indexer.put_all([odd()]) == {("prod", "p")}
+        assert indexer.put_all([odd(version=2)]) == set()
+        assert len(caplog.records) == 1
+        indexer.put(good(version=3))
+        indexer.put(odd(version=4))
+        assert len(caplog.records) == 2
+
+    def test_its_pool_goes_on_when_it_can_be_read_again_or_is_gone(self, kind: str, odd: Any, good: Any) -> None:
+        cache = Cache()
+        indexer = getattr(cache, kind)
+        indexer.put(odd())
+        assert indexer.put_all([good(version=2)]) == {("prod", "p")}
+        assert cache.replicas("prod", "p", "pool-uid") != []
+        indexer.put(odd(version=3))
+        cache.pod_deleted(odd(version=4)) if kind == "pods" else indexer.drop(odd(version=4))
+        assert cache.replicas("prod", "p", "pool-uid") == []
+        indexer.put(odd(version=5))
+        assert indexer.forget_absent((), 6, "") == {("prod", "p")}
+        assert cache.replicas("prod", "p", "pool-uid") == []
+
+
 class TestMirror:
     def test_older_news_change_nothing(self) -> None:
         cache = Cache()
@@ -413,6 +492,12 @@ class TestMirror:
         cache = Cache()
         cache.deployments.put(deployment(version=5))
         assert cache.deployments.put_all([deployment(version=6)]) == set()
+
+    def test_one_that_gets_the_label_of_another_pool_is_none_of_the_first_any_more(self) -> None:
+        cache = Cache()
+        cache.deployments.put(deployment())
+        cache.deployments.put(deployment(version=2, metadata={"labels": {"joex.dev/pool": "q"}}))
+        assert cache.replicas("prod", "p", "pool-uid") == []
 
     def test_pools_do_not_mix(self) -> None:
         cache = Cache()
