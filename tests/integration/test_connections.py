@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import warnings
+from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import product
 
 import asyncpg
 import pytest
@@ -88,6 +92,165 @@ async def test_so_are_those_of_clients_and_of_tasks_however_often_they_are_given
         async with executor_inside(app, strict_url, lease=LONG) as inside:
             await inside.ended(await client.submit("look"))
     assert levels == ["read committed"] * 7
+
+
+async def _codec(connection, _heard):
+    await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+
+
+async def _builtin_codec(connection, _heard):
+    await connection.set_builtin_type_codec("int8", schema="pg_catalog", codec_name="text", format="text")
+
+
+async def _named_statement(connection, _heard=None):
+    await connection.prepare("SELECT 1", name="mine")
+
+
+async def _staging(connection, _heard=None, *, kind):
+    async with connection.transaction():
+        await connection.execute(f"CREATE TEMP TABLE staging (row {kind})")
+        return await connection.fetch("SELECT row FROM staging")
+
+
+async def _query_logger(connection, heard):
+    connection.add_query_logger(heard.append)
+
+
+async def _log_listener(connection, heard):
+    connection.add_log_listener(lambda _connection, message: heard.append(message))
+
+
+async def _termination_listener(connection, heard):
+    connection.add_termination_listener(heard.append)
+
+
+async def _listener(connection, heard):
+    await connection.add_listener("left", lambda *given: heard.append(given))
+
+
+def _sql(text):
+    async def leave(connection, _heard):
+        await connection.execute(text)
+
+    return leave
+
+
+IN_THE_SESSION = {
+    "a role": (_sql("SET ROLE left_role"), "SELECT current_user"),
+    "a session authorization": (_sql("SET SESSION AUTHORIZATION left_role"), "SELECT session_user"),
+    "a temporary table that hides another": (
+        _sql("CREATE TEMP TABLE booking AS SELECT 7 AS id; SET default_transaction_read_only = on"),
+        "SELECT count(*) FROM booking",
+    ),
+    "columns of a temporary table": (functools.partial(_staging, kind="int"), functools.partial(_staging, kind="text")),
+    "numbers of a sequence": (_sql("SELECT nextval('numbers')"), "SELECT currval('numbers')"),
+    "a prepared statement": (_sql("/* of mine */ prepare mine AS SELECT 1"), "PREPARE mine AS SELECT 2"),
+    "a prepared statement with a name": (_named_statement, _named_statement),
+}
+IN_ASYNCPG = {
+    "a codec": (_codec, "SELECT '{}'::jsonb"),
+    "a builtin codec": (_builtin_codec, "SELECT 7::int8"),
+    "a query logger": (_query_logger, "SELECT 1"),
+    "a listener to the log": (_log_listener, "DO $$ BEGIN RAISE WARNING 'of another'; END $$"),
+    "a listener to the end": (_termination_listener, "SELECT pg_terminate_backend(pg_backend_pid())"),
+    "a listener": (_listener, "SELECT pg_notify('left', '')"),
+}
+
+
+@pytest.fixture
+async def left_role(connection):
+    await connection.execute("""
+        CREATE ROLE left_role; CREATE ROLE its_default; CREATE ROLE its_login LOGIN IN ROLE left_role, its_default;
+        CREATE TABLE booking (id bigint); CREATE SEQUENCE numbers
+    """)
+    yield
+    await connection.execute("DROP ROLE left_role, its_default, its_login")
+
+
+@asynccontextmanager
+async def lender(kind, url):
+    """Lends one connection after the other, the same one where it can: a context manager of a connection."""
+    if kind == "a client":
+        async with client_of(url) as client:
+            yield client.acquire
+    else:
+        pool = await create_pool(url, most=1, for_tasks=True, pooled=kind == "runs behind a pooler")
+        yield TaskConnections(pool, 1).of("q", "a").acquire
+        await close_pool(pool)
+
+
+async def seen(connection, look):
+    """What a user of a connection sees: a value, or the kind of the error."""
+    try:
+        value = await (connection.fetchval(look) if isinstance(look, str) else look(connection))
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        value = type(error)
+    await asyncio.sleep(0)  # asyncpg calls loggers and listeners in the next round of the loop
+    return value
+
+
+@pytest.mark.postgres(16, 18)
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        *product(["runs", "a client"], {**IN_THE_SESSION, **IN_ASYNCPG}),
+        *product(["runs behind a pooler"], [left for left in IN_ASYNCPG if left != "a listener"]),
+    ],
+)
+async def test_what_a_run_leaves_in_its_connection_reaches_no_other(database_url, left_role, kind, left):
+    leave, look = {**IN_THE_SESSION, **IN_ASYNCPG}[left]
+    heard: list[object] = []
+    async with lender(kind, database_url) as fresh, fresh() as connection:
+        expected = await seen(connection, look)
+    async with lender(kind, database_url) as lend:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", asyncpg.InterfaceWarning)  # a listener is left: that is the test
+            async with lend() as connection:
+                await leave(connection, heard)
+        await asyncio.sleep(0)
+        heard.clear()
+        async with lend() as connection:
+            assert await seen(connection, look) == expected
+    assert heard == []
+
+
+@pytest.mark.postgres(16, 18)
+@pytest.mark.parametrize("did", ["SET ROLE left_role", "SET ROLE NONE", "RESET ROLE"])
+@pytest.mark.parametrize("default", ["", "its_default"])
+async def test_the_next_run_has_the_role_of_a_new_connection_also_where_the_login_is_no_superuser(
+    database_url, connection, left_role, default, did
+):
+    if default:
+        await connection.execute(f"ALTER ROLE its_login SET role = {default}")
+    url = database_url.replace("postgres@", "its_login@")
+    async with lender("runs", url) as lend:
+        async with lend() as used:
+            await used.execute(did)
+        async with lend() as used:
+            assert await used.fetchval("SELECT current_user") == (default or "its_login")
+
+
+@pytest.mark.parametrize("left", ["nothing", *IN_THE_SESSION])
+async def test_a_connection_whose_session_can_be_reset_serves_the_next_run_with_one_more_message(
+    database_url, left_role, left
+):
+    leave, _ = IN_THE_SESSION.get(left, (_sql("SELECT 'attempt, prepared'"), ""))
+    async with lender("runs", database_url) as lend:
+        async with lend() as connection:
+            with connection.query_logger(print):
+                await leave(connection, [])
+            pid, before = connection.get_server_pid(), connection._protocol.queries_count
+        async with lend() as connection:
+            assert (connection.get_server_pid(), connection._protocol.queries_count - before) == (pid, 1)
+
+
+async def test_the_statements_of_a_run_stay_prepared_for_the_next_one(database_url):
+    async with lender("runs", database_url) as lend:
+        for _ in range(2):
+            async with lend() as connection:
+                await connection.fetchval("SELECT 'attempt, prepared', $1::int", 1)
+        async with lend() as connection:
+            assert await connection.fetchval("SELECT count(*) FROM pg_prepared_statements") == 2  # this one, too
 
 
 async def test_executors_share_and_recover_jobs_whatever_the_default_is(strict_url):

@@ -175,9 +175,9 @@ class Client(Calls, Submits[Coroutine[Any, Any, UUID], Coroutine[Any, Any, UUID 
     def acquire(self, connection: Connection | None = None) -> AbstractAsyncContextManager[Connection]:
         """The given connection, or one from the pool, for your own statements.
 
-        The client's pool ends settings, listeners and an open transaction of the session after the block; your own pool
-        follows its own rules. If the block is cancelled, or ends with a `TimeoutError`, the client closes the
-        connection.
+        After the block, the client's pool resets the session: settings, roles, temporary tables, listeners and an open
+        transaction end. Your own pool follows its own rules. If the block is cancelled, ends with a `TimeoutError`, or
+        leaves what can't be reset (codecs of types, for example), the client closes the connection.
         """
         return self.connections.acquire(connection)
 

@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -57,15 +59,35 @@ _SESSION = {
 OLDEST_WITH_SETUP = 14
 """The oldest version that has these. (`check_schema` and `migrate` refuse older servers, with a reason.)"""
 
+# What RESET ALL leaves. (A role may have its own default for ``role``, which comes back.) All else needs the rights of
+# the login, so these two come first; the drop of temporary tables may take a while, so it comes after RESET ALL, which
+# ends a timeout that the last user has set.
+_AS_LOGGED_IN = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE;"
+_DISCARDS = "DISCARD TEMP; DISCARD SEQUENCES;"
+_LOOKED_UP = 2000  # characters of a statement that is remembered, so that none keeps memory
+_PREPARE, _TEMPORARY = re.compile(r"PREPARE\b"), re.compile(r"TEMP(?:ORARY)?\b")
+
 
 def session_setup(pid: int, settings: Mapping[str, str]) -> str:
     """A statement that sets up a session; it gives a row only in the session of this server process.
 
     Through a pooler, ``pid``, which the connection was told at its start, is none of the server's.
     """
-    values = _SESSION | {name: f"'{value}'" for name, value in settings.items()}
-    calls = ", ".join(f"set_config('{name}', {value}, false)" for name, value in values.items())
+    calls = ", ".join(f"set_config('{name}', {value}, false)" for name, value in _session(settings).items())
     return f"SELECT {calls} WHERE pg_backend_pid() = {pid}"
+
+
+def session_again(settings: Mapping[str, str]) -> str:
+    """Statements that set up the session again. SET costs the server a third of the same in a SELECT."""
+    return "; ".join(
+        f"SET {name} = {value}" if value.startswith("'") else f"SELECT set_config('{name}', {value}, false)"
+        for name, value in _session(settings).items()
+    )
+
+
+def _session(settings: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of a session, with SQL expressions for their values."""
+    return _SESSION | {name: f"'{value}'" for name, value in settings.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +102,17 @@ class Host:
     def is_socket(self) -> bool:
         """Whether it is a Unix socket of this machine."""
         return self.name.startswith(("/", "@"))
+
+
+def _names_something(query: str) -> bool:
+    """Whether a statement may prepare one by SQL, or make something temporary."""
+    return _found(query) if len(query) <= _LOOKED_UP else _found.__wrapped__(query)
+
+
+@lru_cache(maxsize=500)
+def _found(query: str) -> bool:
+    text = query.upper()
+    return bool(_PREPARE.search(text) or _TEMPORARY.search(text))
 
 
 class Towards(CheckedLoop):
@@ -112,8 +145,12 @@ class OwnConnection(_Base):
     asked_at: float | None = None
     passed_before: tuple[int, ...] = ()
     _session = ""
+    _has_codecs = _has_names = False
     _addr: tuple[str, int] | str
     _transport: asyncio.WriteTransport
+    _mark_stmts_as_closed: Callable[[], None]
+    _query_loggers: set[Any]
+    _termination_listeners: set[Any]
 
     def __init__(self, protocol: Any, transport: asyncio.WriteTransport, *given: Any) -> None:
         try:
@@ -158,12 +195,48 @@ class OwnConnection(_Base):
         self._set_socket()
         if self.get_server_version().major < OLDEST_WITH_SETUP:
             return True
-        self._session = session_setup(self.get_server_pid(), settings)
-        return await self.execute(self._session, timeout=CONNECT_WITHIN) == "SELECT 1"
+        self._session = session_again(settings)
+        setup = session_setup(self.get_server_pid(), settings)
+        return await self.execute(setup, timeout=CONNECT_WITHIN) == "SELECT 1"
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether its last user has left what no reset undoes, so that the next user needs another connection.
+
+        That is: codecs of types, loggers of queries, and listeners to its end.
+        """
+        return self._has_codecs or bool(self._query_loggers or self._termination_listeners)
+
+    async def reset(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncpg's
+        """As asyncpg's; if names have had another meaning, it also drops all prepared statements.
+
+        Not always: then each run would prepare its statements anew. A statement of the same text would have the
+        columns that the temporary tables of an earlier run had, which the server refuses in a transaction.
+        """
+        if self._has_names and not self.is_pooled:
+            self._mark_stmts_as_closed()
+        await super().reset(timeout=timeout)
+        self._has_names = False
 
     def get_reset_query(self) -> str:
-        """The statement that resets the session to its state after the setup."""
-        return f"{super().get_reset_query()}\n{self._session}"
+        """The statements that reset the session to its state after the setup, in one message."""
+        more = "DEALLOCATE ALL;" if self._has_names else ""
+        return f"{_AS_LOGGED_IN}\n{super().get_reset_query()}\n{_DISCARDS}{more}\n{self._session}"
+
+    async def set_type_codec(self, *given: Any, **options: Any) -> None:
+        """As asyncpg's, but nobody else gets the connection afterwards."""
+        self._has_codecs = True
+        await super().set_type_codec(*given, **options)
+
+    async def set_builtin_type_codec(self, *given: Any, **options: Any) -> None:
+        """As `set_type_codec`."""
+        self._has_codecs = True
+        await super().set_builtin_type_codec(*given, **options)
+
+    def execute(self, query: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, str]:
+        """As asyncpg's."""
+        self._has_names = self._has_names or _names_something(query)
+        return super().execute(query, *args, timeout=timeout)
 
     def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
         """As asyncpg's; if cancelled, it ends the connection instead of waiting for a roll-back."""
@@ -171,6 +244,7 @@ class OwnConnection(_Base):
 
     async def _get_statement(self, query: str, *given: Any, **options: Any) -> Any:
         """As asyncpg's, but the server keeps none that needs a plan of its own each time (`planned_anew`)."""
+        self._has_names = self._has_names or _names_something(query) or isinstance(options.get("named"), str)
         if query in PLANNED_ANEW:
             options["use_cache"] = False
         return await super()._get_statement(query, *given, **options)  # type: ignore[misc] # its types lack this
@@ -270,6 +344,11 @@ class _Transaction(Transaction):
             self._connection.terminate()  # which rolls it back: the server sees the end of the session
         else:
             await super().__aexit__(kind, error, trace)
+
+
+def is_worn(connection: Connection) -> bool:
+    """Whether it is one of ours that nobody else may get (`OwnConnection.is_worn`)."""
+    return bool(getattr(connection, "is_worn", False))  # (a lost one has no properties any more)
 
 
 def drop(connection: Connection) -> None:

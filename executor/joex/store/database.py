@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from joex.errors import DatabaseUnavailable, JoexError
-from joex.store.connection import BREAKS, Host, OwnConnection, TaskConnection, drop
+from joex.store.connection import BREAKS, Host, OwnConnection, TaskConnection, drop, is_worn
 from joex.store.connector import Connector, Logins
 from joex.store.errors import READ_ONLY, translated
 from joex.store.statement import Connection
@@ -136,13 +136,19 @@ async def must_take_writes(connection: Connection) -> None:
 
 @asynccontextmanager
 async def lent(pool: asyncpg.Pool[Any]) -> AsyncIterator[PoolConnectionProxy[Any]]:
-    """A connection of a pool for the time of a block; after it, awaits nothing from a link that may be silent."""
+    """A connection of a pool for the time of a block; after it, awaits nothing from a link that may be silent.
+
+    One of ours that is worn is closed, and does not go back to the pool.
+    """
     async with pool.acquire() as connection:
         try:
             yield connection
         except BREAKS:
             drop(connection)
             raise
+        finally:
+            if is_worn(connection):
+                drop(connection)
 
 
 @asynccontextmanager
@@ -154,15 +160,18 @@ async def borrowed(pool: asyncpg.Pool[Any]) -> AsyncIterator[Connection]:
 
 
 async def reset(connection: Connection) -> None:
-    """Reset the session of a connection, or end it if that fails: the next user finds nothing from the last one.
+    """Reset the session of a connection, or end it if that fails or is not enough (`OwnConnection.is_worn`).
+
+    So the next user finds nothing from the last one.
 
     The work on it is done, so a lost connection is no error here.
     """
     is_reset = False
     try:
-        with suppress(JoexError), translated():
-            await connection.reset()
-            is_reset = True
+        if not is_worn(connection):
+            with suppress(JoexError), translated():
+                await connection.reset()
+                is_reset = True
     finally:
         if not is_reset:
             drop(connection)
