@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
 import httpx
@@ -13,17 +14,20 @@ from joex.config import Settings
 from joex.http.api import create_api
 from joex.runtime.executor import Executor
 from joex.store import stats
+from joex.store.errors import translated
+from joex.store.roles import RoleScopes, set_scopes
 from tests.support.asgi import transport
 from tests.support.cases import case
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres(16, 18)
 
+ROLES = ("joex_test_tenant",)
 CALLS = {
     "submit": "joex.submit('a', grp => 'acme')",
     "submit_many": "joex.submit_many('{a, a}', grps => '{other, acme}')",
     "submit with a tracker": "joex.submit('a', grp => 'acme', tracker => 't')",
-    "add": r"joex_private.add('a', '\x0161', grp => 'acme', queue => 'default')",
+    "add": r"joex_private.add('a', '\x02' || '\x61636d652f61'::bytea || '\x00', grp => 'acme', queue => 'default')",
 }
 
 
@@ -139,6 +143,103 @@ async def test_a_transaction_that_has_submitted_before_a_limit_was_set_is_refuse
             with pytest.raises(asyncpg.PostgresError, match="as many waiting jobs"):
                 async with other.transaction():
                     await other.execute(f"SELECT {call}")
+
+
+@pytest.fixture
+async def tenant(login, connection):
+    """A session of a role that is bound to the groups acme and other."""
+    await set_scopes(connection, RoleScopes(ROLES[0], ["submit"], ["acme", "other"], None))
+    return await login(ROLES[0])
+
+
+@asynccontextmanager
+async def snapshot_of(session: asyncpg.Connection) -> AsyncIterator[str]:
+    """A snapshot that this session has exported."""
+    async with session.transaction(isolation="repeatable_read"):
+        yield await session.fetchval("SELECT pg_export_snapshot()")
+
+
+async def call_beside(session: asyncpg.Connection, snapshot: str, call: str) -> None:
+    """In a transaction of its own, which has this snapshot."""
+    async with session.transaction(isolation="repeatable_read"):
+        await session.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        await session.execute(f"SELECT {call}")
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+async def test_by_a_snapshot_of_an_empty_line_a_bound_role_submits_once(connection, tenant, another_connection, call):
+    await connection.execute(limit("acme", 3))
+    async with snapshot_of(await another_connection()) as snapshot:
+        await call_beside(tenant, snapshot, CALLS["submit"])
+        with pytest.raises(asyncpg.SerializationError):
+            await call_beside(tenant, snapshot, call)
+        async with tenant.transaction(isolation="repeatable_read"):
+            await tenant.execute(f"SELECT {call}")
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+async def test_a_limit_holds_bound_roles_with_a_snapshot_from_before_it_was_set(
+    connection, tenant, another_connection, call
+):
+    async with snapshot_of(await another_connection()) as snapshot:
+        await connection.execute(limit("acme", 0))
+        with pytest.raises(joex.DatabaseUnavailable, match=r"^try again: limits of waiting jobs have"), translated():
+            await call_beside(tenant, snapshot, call)
+        with pytest.raises(asyncpg.PostgresError, match="as many waiting jobs"):
+            async with tenant.transaction(isolation="repeatable_read"):
+                await tenant.execute(f"SELECT {call}")
+
+
+async def test_of_two_limits_at_a_time_a_bound_role_must_see_both(connection, tenant, another_connection):
+    first, second, older = [await another_connection() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        async with first.transaction():
+            await first.execute(limit("acme", 0))
+            await second.execute(limit("other", 9))
+            snapshot = await stack.enter_async_context(snapshot_of(older))
+        with pytest.raises(asyncpg.SerializationError, match="limits of waiting jobs"):
+            await call_beside(tenant, snapshot, CALLS["submit"])
+    async with snapshot_of(older) as snapshot:
+        await call_beside(tenant, snapshot, "joex.submit('a', grp => 'other')")
+        with pytest.raises(asyncpg.PostgresError, match="as many waiting jobs"):
+            await call_beside(tenant, snapshot, CALLS["submit"])
+
+
+async def test_snapshots_that_show_all_limits_and_roles_that_are_not_bound_submit_as_before(
+    connection, tenant, another_connection
+):
+    first, older = await another_connection(), await another_connection()
+    async with snapshot_of(older) as snapshot:
+        for _ in range(2):
+            await call_beside(tenant, snapshot, "joex.submit('a', grp => 'other')")
+        changing = first.transaction()
+        await changing.start()
+        await first.execute(limit("acme", 9))
+        await changing.rollback()
+        await connection.execute(limit("acme", 9))
+        for _ in range(2):
+            await call_beside(connection, snapshot, "joex.submit('a', grp => 'other')")
+    async with snapshot_of(older) as snapshot:
+        for _ in range(2):
+            await call_beside(connection, snapshot, CALLS["submit"])
+            await call_beside(tenant, snapshot, "joex.submit('a', grp => 'other')")
+
+
+async def test_a_limit_set_on_the_server_of_which_a_dump_was_restored_refuses_nobody(connection, tenant):
+    """Its transaction ids may be far ahead."""
+    for alone in (0, 1):
+        await connection.execute("SELECT setval('joex_private.limits_waiting', 1000000000000000000 + $1)", alone)
+        async with tenant.transaction(isolation="repeatable_read"):
+            await tenant.execute(f"SELECT {CALLS['submit']}")
+
+
+async def test_in_a_transaction_a_bound_role_submits_up_to_the_limit(connection, tenant):
+    await connection.execute(limit("acme", 3))
+    async with tenant.transaction(isolation="repeatable_read"):
+        for _ in range(3):
+            await tenant.execute(f"SELECT {CALLS['submit']}")
+        with pytest.raises(asyncpg.PostgresError, match="as many waiting jobs"):
+            await tenant.execute(f"SELECT {CALLS['submit']}")
 
 
 @pytest.mark.parametrize("most", [-2, 100_001])

@@ -105,6 +105,9 @@ CALLS = {
     "another_can_take": "joex_private.another_can_take('default')",
     "mark_spare": "joex_private.mark_spare('a/b', true)",
     "must_have_room": "joex_private.must_have_room('default', 'a', 0)",
+    "sees_the_limits": "joex_private.sees_the_limits()",
+    "note_limit_waiting": "joex_private.note_limit_waiting()",
+    "must_see_submissions": "joex_private.must_see_submissions('default', 1)",
     "refuse_without_key": None,  # it only raises
     "functions_of_scopes": "* FROM joex_private.functions_of_scopes()",
     "payloads": "joex_private.payloads()",

@@ -80,7 +80,7 @@ _EMPTY = r"""
         IF EXISTS (SELECT FROM joex_private.mutex WHERE purpose = 'limit')
             OR (SELECT reltuples <> -1 FROM pg_class WHERE oid = 'joex_private.mutex'::regclass) THEN
             TRUNCATE joex_private.mutex;
-            INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('sleepers');
+            INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('sleepers'), ('limits');
         END IF;
         INSERT INTO joex_private.this_database DEFAULT VALUES ON CONFLICT DO NOTHING;
         PERFORM setval('joex_private.roles_bound', 1), setval('joex_private.limits_running', 1),

@@ -341,18 +341,20 @@ CREATE INDEX group_setting_with_limit ON joex_private.group_setting (queue, ring
 -- be to keep it from others, for as long as the transaction is open that has set the first limit.)
 CREATE SEQUENCE joex_private.limits_running;
 SELECT setval('joex_private.limits_running', 1);
--- The same of limits of waiting jobs, for submissions.
+-- The same of limits of waiting jobs, for submissions; else which transaction has set the last one (see note_limit_waiting in sql/20_submit.sql).
 CREATE SEQUENCE joex_private.limits_waiting;
 SELECT setval('joex_private.limits_waiting', 1);
 
--- Rows to be locked (see try_mutex in sql/10_common.sql): one for each purpose, and one for each group with settings.
+-- Rows to be locked (see try_mutex in sql/10_common.sql): one for each purpose, and one for each group with settings. And one for each group
+-- with a limit to which a bound role has submitted in REPEATABLE READ; by: the last such transaction (see must_see_submissions).
 CREATE TABLE joex_private.mutex (
     purpose  text NOT NULL,
     queue    text NOT NULL DEFAULT '',
     ring     bigint NOT NULL DEFAULT 0,
+    by       xid8,
     PRIMARY KEY (purpose, queue, ring)
 );
-INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('sleepers');
+INSERT INTO joex_private.mutex (purpose) VALUES ('periodic'), ('floors'), ('sleepers'), ('limits');
 
 -- The position of a group in its counting scheme: its newest row. Only takes write it, and only for groups in which jobs of both
 -- priorities wait. (A new row each time: an update would wait for takes whose transactions are open, and read over dead versions while

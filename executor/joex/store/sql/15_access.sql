@@ -301,7 +301,7 @@ DECLARE
     v_held text[];
     v_inner CONSTANT text[] := '{allowed, announce, announce_ends, announce_short, choose, count_turns, draw, exact, free_ring, give_back_turns,
         hand_out, has_runnable, hold_ring, in_turns, is_awaited, is_client, is_heard, may, must_be_allowed, must_be_own_id, must_be_shallow,
-        must_see_the_latest, promote, promote_in_turn, publish_plan, refuse_without_key, room, send,
+        must_see_submissions, must_see_the_latest, promote, promote_in_turn, publish_plan, refuse_without_key, room, sees_the_limits, send,
         must_be_accepted, must_have_room, one_each, take_in_turn, try_mutex, visible, wait_for_ring, wake}';
     v_scoped CONSTANT text[] := ARRAY(SELECT unnest(s.functions) FROM joex_private.functions_of_scopes() s WHERE s.scope <> 'owner');
 BEGIN

@@ -31,16 +31,83 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Whether the snapshot of this transaction shows all limits of waiting jobs that were ever set (see note_limit_waiting).
+CREATE OR REPLACE FUNCTION joex_private.sees_the_limits() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_note CONSTANT bigint := pg_sequence_last_value('joex_private.limits_waiting');
+    v_last CONSTANT xid8 := (v_note / 2)::text::xid8;
+BEGIN
+    IF v_note IS NULL OR v_note <= 2
+       OR v_note % 2 = 0 AND (pg_visible_in_snapshot(v_last, pg_current_snapshot()) OR v_last = pg_current_xact_id_if_assigned())
+       OR v_last < pg_snapshot_xmin(pg_current_snapshot()) THEN
+        RETURN true;
+    END IF;
+    BEGIN
+        PERFORM pg_xact_status(v_last);
+    EXCEPTION WHEN invalid_parameter_value THEN
+        RETURN true;    -- No transaction has this id yet: a dump was restored, and the limit was set on another server.
+    END;
+    RETURN false;
+END $$;
+
+-- Note in a sequence, whose value every snapshot sees at once, that this transaction sets a limit of waiting jobs: twice its id. And 1 more,
+-- where another one that has noted its id may not have ended: then only a snapshot that shows all as over up to the id shows all limits.
+-- (Transactions that set limits wait for no other, which its client may leave open. To note is to read and then to write, so they exclude
+-- each other for this moment: the end of a block that fails frees the row. Such a block also leaves the transaction no deeper.)
+CREATE OR REPLACE FUNCTION joex_private.note_limit_waiting() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_id CONSTANT bigint := pg_current_xact_id()::text::bigint;
+BEGIN
+    IF pg_sequence_last_value('joex_private.limits_waiting') / 2 = v_id THEN
+        RETURN;
+    END IF;
+    BEGIN
+        PERFORM FROM joex_private.mutex m WHERE m.purpose = 'limits' AND m.queue = '' AND m.ring = 0 FOR UPDATE;
+        PERFORM setval('joex_private.limits_waiting', CASE WHEN joex_private.sees_the_limits() THEN 2 * v_id
+            ELSE 2 * greatest(v_id, pg_sequence_last_value('joex_private.limits_waiting') / 2) + 1 END);
+        RAISE raise_exception;
+    EXCEPTION WHEN raise_exception THEN
+        RETURN;
+    END;
+END $$;
+
+-- Refuse, with SQLSTATE 40001, to submit to a group with a limit by a snapshot that is older than another such submission has ended. (The
+-- server does so, where the snapshot does not show the row that this writes as it is now.)
+CREATE OR REPLACE FUNCTION joex_private.must_see_submissions(p_queue text, p_ring bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO joex_private.mutex AS m (purpose, queue, ring, by) VALUES ('waiting', p_queue, p_ring, pg_current_xact_id())
+    ON CONFLICT ON CONSTRAINT mutex_pkey DO UPDATE SET by = excluded.by WHERE m.by <> excluded.by;
+END $$;
+
 -- Refuse a submission to a group that has as many waiting jobs as it may; or one more, where its jobs are in line already (p_over 1).
 -- Submissions at the same time don't see each other's jobs: together they may go over the limit. Jobs that wait for their time don't count.
+--
+-- A REPEATABLE READ transaction counts by its snapshot, which may be as old as any open transaction that has exported it: by one of an empty
+-- line, a role could submit any number of jobs, a transaction after the other. So those of a bound role must see each other's jobs,
+-- and all limits. (Those of READ COMMITTED, which they need not see, count all jobs themselves. A role that is not bound may use names
+-- of other groups anyway: no limit holds it, and it goes on. So does everybody, where no limit was ever set.)
 CREATE OR REPLACE FUNCTION joex_private.must_have_room(p_queue text, p_grp text, p_over integer) RETURNS void
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_group record;
+    v_found boolean;
+    v_old boolean := NOT joex_private.sees_the_latest();
 BEGIN
+    IF v_old THEN
+        v_old := pg_sequence_last_value('joex_private.limits_waiting') IS DISTINCT FROM 1
+                 AND NOT joex_private.may('{submit, operate}', NULL, NULL);
+        IF v_old AND NOT joex_private.sees_the_limits() THEN
+            RAISE EXCEPTION 'limits of waiting jobs have been set since the snapshot of this transaction: begin a new transaction'
+                USING ERRCODE = 'serialization_failure';
+        END IF;
+    END IF;
     SELECT g.ring, g.max_waiting INTO v_group FROM joex_private.group_setting g
     WHERE g.queue = p_queue AND g.grp = p_grp AND g.max_waiting IS NOT NULL;
-    IF FOUND AND (
+    v_found := FOUND;
+    IF v_found AND v_old THEN
+        PERFORM joex_private.must_see_submissions(p_queue, v_group.ring);
+    END IF;
+    IF v_found AND (
         SELECT count(*) FROM (
             SELECT FROM (VALUES (1)) one
             LEFT JOIN LATERAL (SELECT * FROM joex_private.floor_of(p_queue, v_group.ring) LIMIT joex_private.floor_epoch() % 2) f ON true

@@ -264,7 +264,7 @@ BEGIN
         PERFORM setval('joex_private.limits_running', 2);
     END IF;
     IF max_waiting >= 0 THEN
-        PERFORM setval('joex_private.limits_waiting', 2);
+        PERFORM joex_private.note_limit_waiting();
     END IF;
     INSERT INTO joex_private.group_setting AS g (queue, grp, ring, weight, paused, max_running, max_waiting)
     VALUES (queue, grp, joex_private.ring(grp), coalesce(weight, 1), coalesce(paused, false), nullif(max_running, -1),
