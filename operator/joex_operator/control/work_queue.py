@@ -4,18 +4,20 @@ Each key has at most one entry, due at the earliest time that a caller asked for
 A key added during its own reconcile is reconciled again afterwards, because the reconcile under way may have observed
 the state from before the change.
 
-The keys of one owner, a namespace, get half of the workers at most: a reconcile may wait for ten seconds for a database
-that does not answer, and a namespace may have any number of those.
+A reconcile may wait for ten seconds for a database that does not answer, and an owner, a namespace, may have any number
+of those. So the next worker is for the owner that has fewest, and some workers stay free for owners that have none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
+
+from joex.places import leaves_some
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -29,8 +31,9 @@ class WorkQueue(Generic[Key]):
 
     def __init__(self, owner: Callable[[Key], Hashable] = lambda key: key) -> None:
         self._owner = owner
-        self._most = 1
-        self._held_back: dict[Hashable, deque[tuple[float, Key]]] = {}
+        self._workers = 1
+        self._waiting: dict[Hashable, list[tuple[float, int, Key]]] = {}
+        """What is due of each owner, the earliest first. Of owners with as many workers, the first one has its turn."""
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._order = 0
@@ -54,7 +57,7 @@ class WorkQueue(Generic[Key]):
 
     async def run(self, reconcile: Callable[[Key], Awaitable[None]], workers: int) -> None:
         """Reconcile each key when it is due, with so many workers. ``reconcile`` must not raise."""
-        self._most = max(workers // 2, 1)
+        self._workers = workers
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work(reconcile))
@@ -71,23 +74,19 @@ class WorkQueue(Generic[Key]):
                 self._busy.discard(key)
                 if key in self._due:
                     self._push(key, self._due[key])
-                if key in self._due or self._held_back:
+                if key in self._due or self._waiting:
                     self._changed.set()
 
     async def _next(self) -> Key:
         loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()
-            now = loop.time()
-            while (entry := self._next_entry(now)) is not None:
-                due, key = entry
-                # An earlier entry has replaced this one; or its key is busy, and its worker adds it again afterwards.
-                if self._due.get(key) != due or key in self._busy:
-                    continue
-                owner = self._owner(key)
-                if self._at_work(owner) >= self._most:
-                    self._held_back.setdefault(owner, deque()).append(entry)
-                    continue
+            self._take_due(loop.time())
+            if (owner := self._next_owner()) is not None:
+                entries = self._waiting.pop(owner)
+                _, _, key = heapq.heappop(entries)
+                if entries:
+                    self._waiting[owner] = entries  # behind its equals
                 del self._due[key]
                 self._busy.add(key)
                 return key
@@ -95,21 +94,36 @@ class WorkQueue(Generic[Key]):
                 async with asyncio.timeout_at(self._heap[0][0] if self._heap else None):
                     await self._changed.wait()
 
-    def _next_entry(self, now: float) -> tuple[float, Key] | None:
-        """Take the next entry that is due, first of an owner that was held back and has a worker again."""
-        for owner, entries in self._held_back.items():
-            if self._at_work(owner) < self._most:
-                entry = entries.popleft()
-                if not entries:
-                    del self._held_back[owner]
-                return entry
-        if self._heap and self._heap[0][0] <= now:
-            due, _, key = heapq.heappop(self._heap)
-            return due, key
-        return None
+    def _take_due(self, now: float) -> None:
+        """Let what is due wait with its owner."""
+        while self._heap and self._heap[0][0] <= now:
+            entry = heapq.heappop(self._heap)
+            if self._is_present(entry):
+                heapq.heappush(self._waiting.setdefault(self._owner(entry[2]), []), entry)
 
-    def _at_work(self, owner: Hashable) -> int:
-        return sum(self._owner(key) == owner for key in self._busy)
+    def _next_owner(self) -> Hashable | None:
+        """The owner that has fewest workers, of those that wait and may have one more."""
+        at_work = Counter(map(self._owner, self._busy))
+        free = self._workers - len(self._busy)
+        fewest: Hashable | None = None
+        for owner, entries in list(self._waiting.items()):
+            while entries and not self._is_present(entries[0]):
+                heapq.heappop(entries)
+            if not entries:
+                del self._waiting[owner]
+            elif not at_work[owner]:
+                return owner  # (the first one nearly always: hundreds may wait)
+            elif leaves_some(owner, at_work[owner], free) and (fewest is None or at_work[owner] < at_work[fewest]):
+                fewest = owner
+        return fewest
+
+    def _is_present(self, entry: tuple[float, int, Key]) -> bool:
+        """Whether an entry is to be reconciled: no earlier one has replaced it, and its key is not busy.
+
+        (The worker of a busy key adds it again afterwards.)
+        """
+        due, _, key = entry
+        return self._due.get(key) == due and key not in self._busy
 
     def _push(self, key: Key, due: float) -> None:
         self._order += 1  # keys need not be comparable

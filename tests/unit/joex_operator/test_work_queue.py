@@ -1,6 +1,7 @@
 """The work queue: one entry for each key, the earliest; one reconcile of a key at a time."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sized
 from contextlib import asynccontextmanager
 
@@ -140,6 +141,34 @@ async def test_who_is_held_back_for_others_gets_a_look_when_a_worker_is_free_aga
         for _ in range(3):
             looks.gate.release()
         assert {await looks.begun.get(), await looks.begun.get()} == {"a1", "a3"}
+
+
+async def test_two_owners_whose_reconciles_do_not_end_leave_workers_to_others() -> None:
+    """As two namespaces with hundreds of pools each whose databases do not answer."""
+    queue, looks = WorkQueue[str](owner=lambda key: key[0]), Looks()
+    for number in range(100):
+        queue.add(f"a{number}")
+        queue.add(f"b{number}")
+    async with kept(queue, looks, workers=64):
+        begun = [await looks.begun.get() for _ in range(52)]
+        assert Counter(key[0] for key in begun) == {"a": 26, "b": 26}
+        for number in range(6):
+            queue.add(f"c{number}")
+        assert [await looks.begun.get() for _ in range(6)] == [f"c{number}" for number in range(6)]
+
+
+async def test_the_next_worker_is_for_the_owner_that_has_fewest() -> None:
+    queue, looks = WorkQueue[str](owner=lambda key: key[0]), Looks()
+    for number in range(10):
+        queue.add(f"a{number}")
+    async with kept(queue, looks, workers=12):
+        assert [await looks.begun.get() for _ in range(6)] == [f"a{number}" for number in range(6)]  # and leaves six
+        for number in range(3):
+            queue.add(f"b{number}")
+        assert await looks.begun.get() == "b0"
+        for _ in range(3):
+            looks.gate.release()
+        assert [await looks.begun.get(), await looks.begun.get()] == ["b1", "b2"]
 
 
 async def test_owners_that_come_and_go_leave_nothing_behind() -> None:
