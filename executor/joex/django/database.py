@@ -19,9 +19,12 @@ from joex.store.migrate import check_schema, migrate
 BACKEND = "joex.django.backend.JoexBackend"
 _OF_URLS = frozenset((
     "gsslib", "host", "krbsrvname", "options", "passfile", "port", "service", "sslcert", "sslcrl", "sslkey", "sslmode",
-    "sslnegotiation", "sslpassword", "sslrootcert", "target_session_attrs",
+    "ssl_max_protocol_version", "ssl_min_protocol_version", "sslnegotiation", "sslpassword", "sslrootcert",
+    "target_session_attrs",
 ))  # fmt: skip
 """The parameters of libpq that mean the same to executors. The others steer Django's own connections."""
+_UNMET = ("channel_binding", "hostaddr", "require_auth", "sslcrldir")
+"""What those demand of a server that asyncpg can't: to leave it out would trust servers that Django does not."""
 
 
 def database_alias() -> str:
@@ -39,7 +42,8 @@ def database_url(alias: str | None = None) -> str:
     In a test, this is the test database.
 
     Raises:
-        ConfigError: there is no such database, or it is none of PostgreSQL.
+        ConfigError: there is no such database, it is none of PostgreSQL, or Django demands of its server what executors
+            can't.
     """
     name = alias or database_alias()
     if name not in connections.settings:
@@ -48,6 +52,12 @@ def database_url(alias: str | None = None) -> str:
     if connection.vendor != "postgresql":
         raise ConfigError(f"DATABASES: {name!r} must be a PostgreSQL database for Joex; it is of {connection.vendor}")
     params = {key: str(value) for key, value in connection.get_connection_params().items() if value is not None}
+    for demand in _UNMET:
+        if params.get(demand, "prefer") not in ("prefer", "disable", ""):
+            raise ConfigError(
+                f"DATABASES: {name!r}: OPTIONS: {demand}: executors can't demand that of a server: leave it out, or "
+                "give Joex an alias of its own in DATABASES without it"
+            )
     user, password = params.get("user"), params.get("password")
     login = "" if user is None else quote(user, safe="") + ("" if password is None else f":{quote(password, safe='')}")
     # (Hosts as a parameter, because they may be folders of sockets, or several.)

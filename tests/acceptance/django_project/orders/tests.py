@@ -13,7 +13,7 @@ from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -23,11 +23,13 @@ import joex
 import joex.sync
 from joex.django import options, periodic
 from joex.django.backend import JoexBackend
+from joex.django.database import database_url
 from joex.django.declared import declared_tasks
 from joex.django.framework import InvalidTask, TaskResultDoesNotExist, task_enqueued, task_finished, task_started
 from joex.django.models import Executor, Job, PeriodicTask, Queue
 from joex.django.runs import add_tasks
 from joex.django.testing import run_jobs
+from joex.errors import ConfigError
 
 from . import tasks
 from .models import Order
@@ -427,6 +429,22 @@ class Settings(SimpleTestCase):
         ):
             with self.subTest(said):
                 self.assertEqual(self.wrong(**given), [begin + said])
+
+    def test_what_executors_can_not_demand_of_a_server_is_refused(self):
+        for option, said in (
+            ({"require_auth": "scram-sha-256"}, "require_auth: executors can't demand that of a server: leave it out"),
+            ({"channel_binding": "require"}, "channel_binding: executors can't"),
+            ({"hostaddr": "10.0.0.1"}, "hostaddr: executors can't"),
+        ):
+            with (
+                self.subTest(said),
+                patch.object(connections["default"], "get_connection_params", return_value={"dbname": "x", **option}),
+                self.assertRaisesMessage(ConfigError, f"DATABASES: 'default': OPTIONS: {said}"),
+            ):
+                database_url("default")
+        given = {"dbname": "x", "ssl_min_protocol_version": "TLSv1.3", "channel_binding": "prefer"}
+        with patch.object(connections["default"], "get_connection_params", return_value=given):
+            self.assertEqual(database_url("default"), "postgresql://@/x?ssl_min_protocol_version=TLSv1.3")
 
 
 class Commands(TransactionTestCase):
