@@ -6,6 +6,7 @@ again, because ``joex up`` reads the same files without an API server.
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar
@@ -22,6 +23,8 @@ _DURATION = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
 _TURNS = "(1000|[1-9][0-9]{0,2})"
 _SHARE = "^(0|[1-9][0-9]?|100)%$"
 _LONGEST = timedelta(days=3650)
+_LARGEST_TEMPLATE = 256_000
+"""Bytes of JSON. The largest of honest users have 30 kB, with hundreds of variables; the API server takes 1.5 MB."""
 
 
 class Part(BaseModel):
@@ -93,6 +96,18 @@ def _checked_zone(value: str) -> str:
     return value
 
 
+def _checked_template(value: dict[str, Any]) -> dict[str, Any]:
+    # (A file for `joex up` may have values that JSON has not.)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), skipkeys=True, default=str)
+    size = len(text.encode(errors="surrogatepass"))
+    if size > _LARGEST_TEMPLATE:
+        raise ValueError(
+            f"expected at most {_LARGEST_TEMPLATE // 1000} kB of JSON; got {size // 1000} kB; large values belong in a "
+            "ConfigMap, which envFrom or a volume names"
+        )
+    return value
+
+
 Duration = Annotated[
     timedelta,
     BeforeValidator(_read_duration),
@@ -133,3 +148,6 @@ Zone = Annotated[
 ]
 
 AnyObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+
+Template = Annotated[AnyObject, AfterValidator(_checked_template)]
+"""The API server can't check its size: a CEL rule sees no fields that the schema does not know."""

@@ -19,6 +19,7 @@ from joex_operator.api.fields import (
     Part,
     Queue,
     Scheme,
+    Template,
     TimerText,
     Zone,
     between,
@@ -238,9 +239,10 @@ class JoexPoolSpec(Part):
     scaling: Scaling = Field(Scaling(), description="size by demand, unless replicas is set")
     drain: Drain = Field(Drain(), description="how executors leave")
     rollout: Rollout = Field(Rollout(), description="how a changed template reaches the executors")
-    template: AnyObject = Field(
+    template: Template = Field(
         {},
-        description="PodTemplateSpec merged over the operator's: containers, variables, volumes by name; null removes",
+        description="PodTemplateSpec merged over the operator's: containers, variables, volumes by name; null removes; "
+        "at most 256 kB of JSON",
     )
 
     @model_validator(mode="after")

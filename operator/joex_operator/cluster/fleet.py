@@ -51,6 +51,7 @@ class ClusterFleet:
         self._secrets = Secrets(api)
         self._recorder = EventRecorder(api, identity)
         self._checked: dict[Key, str] = {}
+        self._templates: dict[Key, tuple[Pool, tuple[str, str], str]] = {}
         self._foreign: dict[tuple[str, str], float] = {}
         self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
 
@@ -64,7 +65,12 @@ class ClusterFleet:
 
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""
-        return manifests.template_hash(pool, self._image, self.home(pool.namespace), self._secrets.digest(pool))
+        read = (self.home(pool.namespace), self._secrets.digest(pool))
+        known = self._templates.get((pool.namespace, pool.name))
+        if known is None or known[0] is not pool or known[1] != read:
+            made = manifests.template_hash(pool, self._image, *read)
+            known = self._templates[pool.namespace, pool.name] = (pool, read, made)
+        return known[2]
 
     def replicas(self, pool: Pool) -> list[Replica]:
         """See `Fleet.replicas`."""
@@ -186,6 +192,7 @@ class ClusterFleet:
             del self._statuses[kind, space, name]
             if kind == "JoexPool":
                 self._checked.pop((space, name), None)
+                self._templates.pop((space, name), None)
                 self._secrets.forget(space, name)
         return [(space, name) for space, name in absent]
 

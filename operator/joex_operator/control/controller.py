@@ -96,6 +96,8 @@ class Controller:
         before, self._objects[key] = self._objects.get(key), manifest
         # A changed status, which this operator writes itself, is no reason to reconcile.
         if before is not None and _desired_state(before) == _desired_state(manifest):
+            # The parsed pool has parts of the earlier spec: memory for both would be twice as much.
+            self._objects[key] = {**manifest, "spec": before.get("spec")}
             return
         if ref.kind == POOL:
             self._parse(key, manifest)
@@ -109,7 +111,9 @@ class Controller:
             self._pools[key] = parse_pool(manifest, stored=True)
         except SpecError as error:
             self._pools.pop(key, None)
-            self._refused[key] = error
+            # Nothing of what is refused stays in memory. (The traceback and the cause of the error have all of it.)
+            self._refused[key] = SpecError(str(error), error.reason)
+            self._objects[key] = {**manifest, "spec": None}
 
     def remove(self, kind: str, namespace: str, name: str) -> None:
         """Remove an object that is gone."""
@@ -225,9 +229,10 @@ class Controller:
         manifest = self._objects.get(key)
         if manifest is None:
             return None
+        if key in self._refused:
+            await self._refuse(manifest, self._refused[key])
+            return None  # until the object changes
         try:
-            if key in self._refused:
-                raise self._refused[key]
             pool = self._pools[key]
             url = await self._note_url(key, pool)
             if self._pools.get(key) is not pool:  # it has gone meanwhile, or changed: then it is due again

@@ -2,6 +2,7 @@
 
 import base64
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from joex_operator.cluster import secrets
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kubernetes_api import Conflict, Forbidden, Invalid
 from joex_operator.control.fleet import FleetError
+from joex_operator.decide import manifests
 from tests.unit.joex_operator.builders import pool
 
 UIDS = {"prod": "3f2a9c1e-0b7d-4f0e-9d39-0a4b8a2f6f11"}
@@ -56,6 +58,14 @@ async def test_a_template_is_checked_once_by_a_dry_run_that_accepts_no_unknown_f
     assert (name, query["dryRun"], query["fieldValidation"]) == ("documents-10000", "All", "Strict")
     await fleet.check(pool(poolSize=7))
     assert len(api.created) == 2
+
+
+def test_the_hash_of_a_template_is_computed_once_for_each_content_of_a_pool(fleet: ClusterFleet, monkeypatch):
+    """It takes tens of milliseconds for a large one, and each notification causes a reconcile."""
+    made = map(str, count(1))
+    monkeypatch.setattr(manifests, "template_hash", lambda *_: next(made))
+    first, second = pool(), pool(poolSize=7)
+    assert [fleet.template(one) for one in (first, first, second, second)] == ["1", "1", "2", "2"]
 
 
 async def test_a_template_that_the_api_server_refuses_is_checked_again_until_it_is_accepted(

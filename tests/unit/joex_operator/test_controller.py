@@ -1,6 +1,8 @@
 """The controller: an object that can't be reconciled never stops another one."""
 
 import asyncio
+import gc
+import weakref
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ from joex.errors import JoexError
 from joex_operator.api.names import API_VERSION
 from joex_operator.api.objects import SpecError, reference
 from joex_operator.control import periodic_reconciler
-from joex_operator.control.controller import PERIODIC, Controller, Key
+from joex_operator.control.controller import PERIODIC, POOL, Controller, Key
 from joex_operator.control.fleet import FleetError, UrlUnknown
 from joex_operator.decide.actions import DeleteReplica, ForgetReplica
 from joex_operator.decide.history import History
@@ -64,6 +66,33 @@ async def test_a_pool_that_has_become_invalid_is_not_ready_in_the_metrics(contro
         await controller._fleet.told.wait()
     page, _ = controller.metrics.render()
     assert b'joex_pool_condition{namespace="prod",pool="broken",type="Ready"} 0.0' in page
+
+
+class Weak(list[Any]):
+    """A part of a spec that tells whether anything has it still."""
+
+
+async def test_nothing_of_a_pool_that_is_refused_stays_in_memory():
+    """Twelve of 1 MB would take more than the memory of the operator."""
+    controller = Controller(Broken(), worker="the operator")
+    part = Weak(["x" * 300_000])
+    there = weakref.ref(part)
+    controller.put(manifest("large", template={"spec": {"x": part}}))
+    assert "256 kB" in str(controller._refused[Key(POOL, "prod", "large")])
+    del part
+    gc.collect()
+    assert there() is None
+
+
+async def test_a_pool_whose_status_has_changed_is_in_memory_once():
+    controller = Controller(Broken(), worker="the operator")
+    part = Weak(["x"])
+    controller.put(manifest("documents", template={"spec": {"x": ["x"]}}))
+    there = weakref.ref(part)
+    controller.put(manifest("documents", template={"spec": {"x": part}}))
+    del part
+    gc.collect()
+    assert there() is None
 
 
 class Gone(Broken):

@@ -161,6 +161,10 @@ WRONG = [
         "spec.rollout: maxSurge and maxUnavailable must not both be 0",
     ),
     ({"template": []}, "spec.template: "),
+    (
+        {"template": {"spec": {"x": [[]] * 250_000}}},
+        "spec.template: expected at most 256 kB of JSON; got 750 kB; large values belong in a ConfigMap",
+    ),
 ]
 
 
