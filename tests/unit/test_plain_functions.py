@@ -48,16 +48,25 @@ async def test_validators_and_serializers_of_a_plain_function_run_in_its_thread(
         slots.runner.close()
 
 
-async def test_a_result_that_takes_longer_than_the_timeout_of_a_plain_function_fails_its_run() -> None:
+async def test_what_makes_the_result_of_a_plain_function_is_asked_to_end_at_its_timeout() -> None:
     app = joex.App()
 
+    class Report(BaseModel):
+        @computed_field  # type: ignore[prop-decorator] # as pydantic's documentation says
+        @property
+        def is_asked_to_end(self) -> bool:
+            return contexts[0].wait_cancelled(3600)
+
+    contexts: list[joex.Context] = []
+
     @app.task("t", timeout="0.01s")
-    def task(ctx: joex.Context) -> dict[str, Any]:
-        return {"pages": (page for page in [ctx.wait_cancelled(60)])}
+    def task(ctx: joex.Context) -> Report:
+        contexts.append(ctx)
+        return Report()
 
     slots = Slots(app)
     job = slots.start(suspect=False)
-    await eventually(lambda: slots.of(job) == ["begins", "failed"])
+    await eventually(lambda: slots.of(job) == ["begins", "success"])
     slots.runner.close()
 
 
@@ -77,6 +86,24 @@ async def test_a_cancel_handler_is_not_called_without_the_arguments_that_did_not
     slots.runner.interrupt(slots.runner.runs[job.lock_id], Interruption.CANCEL)
     await eventually(lambda: slots.of(job) == ["begins", "cancelled"])
     assert not called.is_set()
+    slots.runner.close()
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_validator_that_raises_anything_fails_its_run_as_the_code_of_the_task_does(*, is_async: bool) -> None:
+    app = joex.App()
+
+    def raises(value: int) -> int:
+        raise KeyError(value)
+
+    async def code(ctx: joex.Context, number: Annotated[int, AfterValidator(raises)]) -> None: ...
+
+    def plain(ctx: joex.Context, number: Annotated[int, AfterValidator(raises)]) -> None: ...
+
+    app.task("t")(code if is_async else plain)
+    slots = Slots(app)
+    job = slots.start(suspect=False, args='{"number": 1}')
+    await eventually(lambda: slots.of(job) == ["begins", "failed"])
     slots.runner.close()
 
 

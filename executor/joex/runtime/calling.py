@@ -50,7 +50,7 @@ class Caller:
             return self._in_process(self._processes, run, task, limit)
         if not task.is_async:
             return self._in_thread(functools.partial(_plain, run, task), run, limit)
-        called: Awaitable[Any] = task.function(run.context, **run.args or {})
+        called: Awaitable[Any] = task.function(run.context, **_parsed(run, task))
         return called if limit is None else _within(limit, called)
 
     def is_in_process(self, task: Task[..., Any]) -> bool:
@@ -168,12 +168,17 @@ def blocking_connection(url: str) -> Iterator[SyncConnection]:
 
 def _plain(run: Run, task: Task[..., Any]) -> JsonText:
     """Run a plain function, in its thread: validators and serializers of its types are code of the task, too."""
+    value = task.function(run.context, **_parsed(run, task))
+    return JsonText(None if run.context is None else run.context.result_text(value))
+
+
+def _parsed(run: Run, task: Task[..., Any]) -> dict[str, Any]:
+    """The arguments of a run, as its task has them. Their validators may raise anything."""
     try:
         run.args = task.parse_arguments(run.args_text)
     except InvalidJob as error:
         raise Ended(Outcome(Ending.FAILED, storable(str(error), 2000))) from None
-    value = task.function(run.context, **run.args)
-    return JsonText(None if run.context is None else run.context.result_text(value))
+    return run.args
 
 
 def _call_unless_cancelled(call: Callable[[], Any], called: Future[tuple[Any, BaseException | None]]) -> None:

@@ -44,7 +44,7 @@ class Run:
         self.worker: asyncio.Task[None] | None = None
         self.context: Context | None = None
         self.args: dict[str, Any] | None = None  # None: not parsed yet, or they don't fit
-        self.args_text = ""  # of a task that runs in a thread or a process, which parses them
+        self.args_text = ""
         self.variables = contextvars.copy_context()  # the context variables of the task's code, and its cancel handler
         self.variables.run(TENANT.set, job.tenant)
         self.calls: set[Future[Any]] = set()  # of an exclusive run, in threads: they are a part of it

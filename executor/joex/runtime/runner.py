@@ -17,7 +17,7 @@ from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
 from joex.core.outcome import Ending, Interruption, Outcome, decide
 from joex.core.text import ErrorTexts
-from joex.errors import InvalidJob, JoexError
+from joex.errors import JoexError
 from joex.places import Places
 from joex.runtime.calling import Caller, until_over
 from joex.runtime.finisher import End, Ends
@@ -296,13 +296,7 @@ class Runner:
         if task is None:
             # Another version of the app may know it: retry the job, until its retries are used up.
             return Outcome(Ending.RAISED, f"task {job.task!r} is unknown to this executor")
-        if not task.is_async or self._caller.is_in_process(task):
-            run.args_text = args
-        else:
-            try:
-                run.args = task.parse_arguments(args)
-            except InvalidJob as error:
-                return Outcome(Ending.FAILED, storable(str(error), 2000))
+        run.args_text = args
         retries = self._defaults.retries_of(job, task)
         run.context = Context(
             job,
