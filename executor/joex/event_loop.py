@@ -76,7 +76,9 @@ def _keeping_handler(loop: asyncio.AbstractEventLoop, sig: int) -> Iterator[None
     """Keep the process's own handler of a signal, while this loop sets or removes one."""
     own = signal.getsignal(sig)
     yield
-    if callable(own) and own is not signal.default_int_handler and getattr(own, "__self__", None) is not loop:
+    is_ignored = own is signal.SIG_IGN and signal.getsignal(sig) in (signal.SIG_DFL, signal.default_int_handler)
+    is_own = callable(own) and own is not signal.default_int_handler and getattr(own, "__self__", None) is not loop
+    if is_own or is_ignored:
         signal.signal(sig, own)  # (the loop learns of signals by the wake-up file of the process)
         if sys.platform != "win32":
             signal.siginterrupt(sig, False)  # noqa: FBT003 - takes no name; as in `reacting_to_signals`

@@ -1,6 +1,8 @@
 """The server of processes, and its keepers, without an executor."""
 
+import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import psutil
 import pytest
 
 from joex.runtime.process_channel import GO_ON, PAUSE_WITH_EXECUTOR, READY, blocking_pair
+from joex.runtime.process_server import _readable
 from tests.support.waiting import PATIENCE, eventually
 
 _SERVER = """
@@ -110,6 +113,22 @@ async def test_all_that_an_exclusive_run_has_started_is_stopped_while_its_execut
 
 def _are_stopped(some: list[psutil.Process]) -> bool:
     return all(one.status() == psutil.STATUS_STOPPED for one in some)
+
+
+def test_a_server_of_processes_watches_descriptors_that_select_does_not_take() -> None:
+    """It inherits the number of one from an executor with many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    reader, writer = os.pipe()
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD, 1500)
+    try:
+        assert _readable([high], 0) == []
+        os.write(writer, b"x")
+        assert _readable([high], None) == [high]
+    finally:
+        for one in (reader, writer, high):
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_default_timeout_of_sockets_holds_for_no_channel_of_a_process(request: pytest.FixtureRequest) -> None:

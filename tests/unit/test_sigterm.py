@@ -97,6 +97,9 @@ def test_a_run_that_waits_for_a_signal_keeps_it_from_no_command_and_its_end_does
             assert loop.remove_signal_handler(number)
             os.kill(os.getpid(), number)
             await eventually(lambda: sorted(heard) == ["command", "command", "run"])
+            loop.add_signal_handler(number, heard.append, "run")
+        loop.remove_signal_handler(number)
+        assert signal.getsignal(number) is signal.SIG_IGN, "a command that leaves ignores further signals"
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(main())

@@ -28,7 +28,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,7 @@ def _next_order(control: socket.socket, keepers: _Keepers, end: list[int]) -> li
     """The ends of a channel and a leash for the next process; None: the executor is gone."""
     while True:
         watched: list[Any] = [control, keepers.woken, *end]
-        readable, _, _ = select.select(watched, [], [], _CHECK_EVERY if keepers.have_left_something else None)
+        readable = _readable(watched, _CHECK_EVERY if keepers.have_left_something else None)
         keepers.tidy()
         if any(one in readable for one in end):
             return None
@@ -143,8 +143,21 @@ class _Keepers:
         for keeper in self._leashes:
             _send(keeper, signal.SIGKILL if _IS_LINUX else signal.SIGCONT)
         while self._leashes or self._of_the_dead:
-            select.select([self.woken], [], [], _CHECK_EVERY)
+            _readable([self.woken], _CHECK_EVERY)
             self.tidy()
+
+
+def _readable(files: Sequence[Any], within: float | None) -> list[Any]:
+    """Those of these files that can be read, or are at their end, within so many seconds; None: without a limit.
+
+    (Not by `select.select`: an executor with many connections gives its server a descriptor above 1023.)
+    """
+    poll, by_descriptor = select.poll(), {}
+    for one in files:
+        descriptor = one if isinstance(one, int) else one.fileno()
+        by_descriptor[descriptor] = one
+        poll.register(descriptor, select.POLLIN)
+    return [by_descriptor[one] for one, _ in poll.poll(None if within is None else within * 1000)]
 
 
 def _woken_by_children() -> tuple[int, int]:
@@ -187,7 +200,7 @@ def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: in
     while status is None:
         watched: list[Any] = [*listens, woken]
         within = 0 if pause.has_found_others else _CHECK_EVERY
-        readable, _, _ = select.select(watched, [], [], within if pauses else None)
+        readable = _readable(watched, within if pauses else None)
         if woken in readable:
             os.read(woken, 1024)
         if any(one in readable for one in listens):
