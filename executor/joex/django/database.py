@@ -23,7 +23,7 @@ _OF_URLS = frozenset((
     "target_session_attrs",
 ))  # fmt: skip
 """The parameters of libpq that mean the same to executors. The others steer Django's own connections."""
-_UNMET = ("channel_binding", "hostaddr", "require_auth", "sslcrldir")
+_UNMET = ("channel_binding", "gssencmode", "hostaddr", "require_auth", "requirepeer", "sslcertmode", "sslcrldir")
 """What those demand of a server that asyncpg can't: to leave it out would trust servers that Django does not."""
 
 
@@ -53,7 +53,7 @@ def database_url(alias: str | None = None) -> str:
         raise ConfigError(f"DATABASES: {name!r} must be a PostgreSQL database for Joex; it is of {connection.vendor}")
     params = {key: str(value) for key, value in connection.get_connection_params().items() if value is not None}
     for demand in _UNMET:
-        if params.get(demand, "prefer") not in ("prefer", "disable", ""):
+        if params.get(demand, "prefer") not in ("allow", "disable", "prefer", ""):
             raise ConfigError(
                 f"DATABASES: {name!r}: OPTIONS: {demand}: executors can't demand that of a server: leave it out, or "
                 "give Joex an alias of its own in DATABASES without it"

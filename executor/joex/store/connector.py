@@ -12,6 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,8 @@ class Connector:
         self._direct = direct
         self._connect_within = connect_within
         check_url(url)
-        _files(url)
+        with suppress(OSError):  # it may have content when it is needed
+            _files(url)
         self._server = ANY if host is not None else wanted_server(url)
         # None: the URL names its server elsewhere, or not at all, such as a Unix socket
         hosts = [Host(name, port) if name else None for name, port in database_hosts(url)] or [None]
@@ -237,6 +239,7 @@ def _files(url: str) -> dict[str, str]:
 
     Raises:
         ConfigError: reading one may last for ever, or take all memory.
+        OSError: one has no size. (Another program may be writing it at this moment.)
     """
     instead = {}
     for parameter, path in named_files(url).items():
@@ -246,11 +249,12 @@ def _files(url: str) -> dict[str, str]:
             continue  # asyncpg says so, where it needs the file
         if parameter == "passfile" and stat.S_ISREG(found.st_mode) and not found.st_size:
             instead[parameter] = _NO_FILE
-        elif not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= _LARGEST_FILE * 2**20:
+        elif not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_FILE * 2**20:
             raise ConfigError(
-                f"database URL: {parameter}: expected a file with content, of at most {_LARGEST_FILE} MB, and no pipe "
-                "or device"
+                f"database URL: {parameter}: expected a file of at most {_LARGEST_FILE} MB, and no pipe or device"
             )
+        elif not found.st_size:
+            raise OSError(f"database URL: {parameter}: the file is empty")
     return instead
 
 

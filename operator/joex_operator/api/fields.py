@@ -98,7 +98,10 @@ def _checked_zone(value: str) -> str:
 
 def _checked_template(value: dict[str, Any]) -> dict[str, Any]:
     # (A file for `joex up` may have values that JSON has not.)
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), skipkeys=True, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), skipkeys=True, default=str)
+    except RecursionError:
+        raise ValueError("has too many levels") from None
     size = len(text.encode(errors="surrogatepass"))
     if size > _LARGEST_TEMPLATE:
         raise ValueError(
