@@ -40,8 +40,9 @@ class Lines:
 
 
 async def test_a_handler_that_takes_longer_than_the_timeout_of_its_task_is_interrupted():
-    reports = Lines()
-    await Caller(1, Defaults(0, timedelta(), None), reports, None, 1000).call_cancel_handler(Run(JOB), task)
+    reports, run = Lines(), Run(JOB)
+    run.args = {}
+    await Caller(1, Defaults(0, timedelta(), None), reports, None, 1000).call_cancel_handler(run, task)
     assert interrupted
     [line] = reports.lines
     assert line.startswith("its on_cancel handler failed: ")
