@@ -254,7 +254,7 @@ def _files(url: str) -> dict[str, str]:
                 f"database URL: {parameter}: expected a file of at most {_LARGEST_FILE} MB, and no pipe or device"
             )
         elif not found.st_size:
-            raise OSError(f"database URL: {parameter}: the file is empty")
+            raise OSError(f"{parameter}: the file is empty")
     return instead
 
 
