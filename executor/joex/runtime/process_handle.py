@@ -30,7 +30,7 @@ from joex.runtime.text import storable
 from joex.task import Task
 
 if sys.platform != "win32":
-    from joex.runtime.process_server import is_stopped
+    from joex.runtime.process_tree import is_stopped
 
 LAST_BYTES_WITHIN = 5.0
 """Seconds in which what a process has written before its end is here."""

@@ -27,7 +27,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -39,11 +38,11 @@ from joex.runtime.process_channel import ASK, GO_ON, PAUSE_WITH_EXECUTOR, READY,
 if sys.platform == "win32":
     raise ImportError("Windows can't fork")
 
+from joex.runtime.process_tree import Pause, children_of, is_stopped, send_signal, signal_group
+
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl
 _MORE_KILLABLE = 200  # of 1000: when memory runs out, the kernel takes a process before its executor
 _CHECK_EVERY = 0.25
-_STOPPED_WITHIN = 0.1
-_AT_WORK, _STOPPED, _TRACED = ("R", "S"), "T", "t"  # states in /proc
 _IS_LINUX = sys.platform == "linux"
 
 Work = Callable[[socket.socket, int], None]
@@ -99,7 +98,7 @@ class _Keepers:
 
     def __init__(self) -> None:
         self.woken, self._wake = _woken_by_children()
-        self._of_the_app = set(_children(os.getpid()))  # the app has started them when it was imported
+        self._of_the_app = set(children_of(os.getpid()))  # the app has started them when it was imported
         self._leashes: dict[int, socket.socket] = {}  # by the process id of the keeper
         self._of_the_dead: list[socket.socket] = []
 
@@ -132,16 +131,16 @@ class _Keepers:
             self._of_the_app.discard(pid)
             if pid in self._leashes:
                 self._of_the_dead.append(self._leashes.pop(pid))
-        left = set(_children(os.getpid())) - self._leashes.keys() - self._of_the_app if self._of_the_dead else set()
+        left = set(children_of(os.getpid())) - self._leashes.keys() - self._of_the_app if self._of_the_dead else set()
         for one in left:
-            _send(one, signal.SIGKILL)
+            send_signal(one, signal.SIGKILL)
         while self._of_the_dead and not left:
             self._of_the_dead.pop().close()
 
     def end(self) -> None:
         """End all, because the executor is gone: a keeper that is stopped does not see that."""
         for keeper in self._leashes:
-            _send(keeper, signal.SIGKILL if _IS_LINUX else signal.SIGCONT)
+            send_signal(keeper, signal.SIGKILL if _IS_LINUX else signal.SIGCONT)
         while self._leashes or self._of_the_dead:
             _readable([self.woken], _CHECK_EVERY)
             self.tidy()
@@ -195,7 +194,7 @@ def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: in
         _in_child(lambda: _begin(channel, asked, work, keeper))
     channel.close()
     os.close(asked)
-    pause, pauses = _Pause(process), False
+    pause, pauses = Pause(process), False
     status, listens = None, [leash, *end]
     while status is None:
         watched: list[Any] = [*listens, woken]
@@ -208,72 +207,23 @@ def _keep(channel: socket.socket, leash: socket.socket, work: Work, executor: in
             if said == ASK:
                 with suppress(OSError):  # it has ended, or has closed its end
                     os.write(ask, ASK)
-                _send(process, signal.SIGTERM)
+                send_signal(process, signal.SIGTERM)
             elif said in (PAUSE_WITH_EXECUTOR, GO_ON):
                 pauses = said == PAUSE_WITH_EXECUTOR
             else:
                 listens = []
-                _send(process, signal.SIGKILL)
-                _send_to_group(process, signal.SIGKILL)
+                send_signal(process, signal.SIGKILL)
+                signal_group(process, signal.SIGKILL)
         if pauses and is_stopped(executor):
             pause.hold()
         else:
             pause.end()
         status = _reap(process)
-    _send_to_group(process, signal.SIGKILL)
+    signal_group(process, signal.SIGKILL)
     while _reap_all():
         pass
     with suppress(OSError):
         leash.send(STATUS.pack(status))
-
-
-class _Pause:
-    """Stops a process, with all that it has started, and lets it go on; to be held again and again.
-
-    (One walk may miss what is just being forked, and what another process lets go on.)
-
-    Attributes:
-        has_found_others: whether the latest walk has met others than those before, so that the next one may, too.
-    """
-
-    def __init__(self, process: int) -> None:
-        self.has_found_others = False
-        self._process = process
-        self._is_on = False
-        self._stopped: dict[tuple[int, str], None] = {}  # each by its id, which may be reused, and when it started
-
-    def hold(self) -> None:
-        """Stop what is not stopped yet."""
-        if not self._is_on:
-            self._is_on = True
-            _send_to_group(self._process, signal.SIGSTOP)  # all that a system without /proc can do
-        before = len(self._stopped)
-        # A parent before its children: it forks no others, and a shell does not see that they are stopped, which it
-        # would take for Ctrl-Z.
-        found = _children(os.getpid())
-        for pid in found:
-            self._stop(pid)
-            found += _children(pid)
-        self.has_found_others = len(self._stopped) > before
-
-    def end(self) -> None:
-        """Let go on what it has stopped; a task may have stopped others. Children come first, see `hold`."""
-        if self._is_on:
-            for pid, started in reversed(self._stopped):
-                if _state(pid)[1] == started:
-                    _send(pid, signal.SIGCONT)
-            _send_to_group(self._process, signal.SIGCONT)
-            self._is_on = self.has_found_others = False
-            self._stopped.clear()
-
-    def _stop(self, pid: int) -> None:
-        state, started = _state(pid)
-        if state == _STOPPED or not _send(pid, signal.SIGSTOP):  # (it has another user)
-            return
-        is_new, until = (pid, started) not in self._stopped, time.monotonic() + _STOPPED_WITHIN
-        self._stopped[pid, started] = None
-        while is_new and _state(pid)[0] in _AT_WORK and time.monotonic() < until:
-            time.sleep(0.001)
 
 
 def _begin(channel: socket.socket, asked: int, work: Work, keeper: int) -> None:
@@ -341,49 +291,13 @@ def _reaped() -> int | None:
 
 def _reap_all() -> bool:
     """End the children that are left, and wait for one of them; False: none is left."""
-    for child in _children(os.getpid()):
-        _send(child, signal.SIGKILL)
+    for child in children_of(os.getpid()):
+        send_signal(child, signal.SIGKILL)
     try:
         os.waitpid(-1, 0)
     except ChildProcessError:
         return False
     return True
-
-
-def _children(pid: int) -> list[int]:
-    """The children of a process, which those of its threads are that have forked them."""
-    children: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                children += map(int, (thread / "children").read_text().split())
-    return children
-
-
-def _send_to_group(process: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # it has not made its group yet; all of it has ended
-        os.killpg(process, number)
-
-
-def _send(process: int, number: signal.Signals) -> bool:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(process, number)
-        return True
-    return False
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped; False where the system does not say it."""
-    return _state(pid)[0] in (_STOPPED, _TRACED)
-
-
-def _state(pid: int) -> tuple[str, str]:
-    """The state of a process, and when it started; both are empty if there is none, or the system does not say it."""
-    try:
-        said = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
-    except OSError:
-        return "", ""
-    return said[0], said[19]
 
 
 def _prctl(option: int, value: int) -> None:

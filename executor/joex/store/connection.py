@@ -224,7 +224,7 @@ class OwnConnection(_Base):
         return f"{_AS_LOGGED_IN}\n{super().get_reset_query()}\n{_DISCARDS}{more}\n{self._session}"
 
     async def set_type_codec(self, *given: Any, **options: Any) -> None:
-        """As asyncpg's, but nobody else gets the connection afterwards."""
+        """As asyncpg's, but the pool closes the connection afterwards (`is_worn`)."""
         self._has_codecs = True
         await super().set_type_codec(*given, **options)
 
@@ -347,7 +347,7 @@ class _Transaction(Transaction):
 
 
 def is_worn(connection: Connection) -> bool:
-    """Whether it is one of ours that nobody else may get (`OwnConnection.is_worn`)."""
+    """Whether it is one of ours that the pool must close (`OwnConnection.is_worn`)."""
     return bool(getattr(connection, "is_worn", False))  # (a lost one has no properties any more)
 
 
