@@ -6,6 +6,7 @@ import threading
 import pytest
 
 import joex
+from joex.core.job import TakenJob
 from joex.runtime.task_threads import TaskThreads
 from tests.support.slots import Slots
 from tests.support.waiting import eventually
@@ -42,6 +43,16 @@ async def test_the_text_of_an_error_of_an_exclusive_run_is_its_code(*, where: st
     slots.runner.close()
 
 
+async def asked_to_end(app: joex.App) -> tuple[Slots, TakenJob]:
+    """A run whose code is over, or whose time is, and that waits for its calls in threads."""
+    asyncio.get_running_loop().set_default_executor(TaskThreads(4))
+    slots = Slots(app)
+    job = slots.start(suspect=False)
+    run = slots.runner.runs[job.lock_id]
+    await eventually(lambda: run.context is not None and run.context.cancelled)
+    return slots, job
+
+
 @pytest.mark.parametrize("how", ["timeout", "return", "handler"])
 async def test_calls_of_an_exclusive_run_in_threads_are_its_code(how: str) -> None:
     """Python can't end them; the run is over when they are."""
@@ -66,12 +77,8 @@ async def test_calls_of_an_exclusive_run_in_threads_are_its_code(how: str) -> No
     else:
         task(work)
 
-    asyncio.get_running_loop().set_default_executor(TaskThreads(4))
-    slots = Slots(app)
-    job = slots.start(suspect=False)
-    run = slots.runner.runs[job.lock_id]
     try:
-        await eventually(lambda: run.context is not None and run.context.cancelled)
+        slots, job = await asked_to_end(app)
         assert (slots.of(job), slots.runner.executing_exclusively) == (["begins"], 1)
     finally:
         go_on.set()
@@ -99,12 +106,8 @@ async def test_the_text_of_the_error_of_a_handler_waits_for_the_calls_that_it_ha
         await asyncio.sleep(0)  # it begins
         raise Tells(call)
 
-    asyncio.get_running_loop().set_default_executor(TaskThreads(4))
-    slots = Slots(app)
-    job = slots.start(suspect=False)
-    run = slots.runner.runs[job.lock_id]
     try:
-        await eventually(lambda: run.context is not None and run.context.cancelled)
+        slots, job = await asked_to_end(app)
         assert (told.is_set(), slots.runner.executing_exclusively) == (False, 1)
     finally:
         go_on.set()

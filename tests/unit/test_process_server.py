@@ -41,6 +41,7 @@ def work(channel, asked):
         subprocess.Popen([*command, sys.executable, "-c", program], stdout=channel.fileno(), **more)
     channel.recv(1)
 """
+# (Until the test ends it; fifteen minutes, so that none outlives a test that has died by much.)
 _PROGRAM = """
 import os, threading, time
 
