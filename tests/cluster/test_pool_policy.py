@@ -129,6 +129,8 @@ async def test_pools_that_ask_for_what_is_permitted_are_accepted(api: Api, names
     assert {what: answer for what, answer in zip(PERMITTED, answers, strict=True) if answer} == {}
     assert await refusal(api, namespace) == ""
     assert await refusal(api, namespace, template={"metadata": {"labels": {"a": "b"}}}) == ""
+    assert await refusal(api, namespace, template={"metadata": {"labels": None}}) == ""
+    assert await refusal(api, namespace, template={"metadata": None}) == ""
 
 
 async def test_each_forbidden_request_is_refused_with_its_field(api: Api, namespace: str) -> None:
@@ -138,6 +140,12 @@ async def test_each_forbidden_request_is_refused_with_its_field(api: Api, namesp
         if message not in answer or "ValidatingAdmissionPolicy 'joex-pools'" not in answer:
             unclear[what] = answer or "accepted"
     assert unclear == {}
+
+
+async def test_no_pod_takes_the_labels_of_another_app(api: Api, namespace: str) -> None:
+    for key in ("app", "k8s-app", "app.kubernetes.io/component"):
+        answer = await refusal(api, namespace, template={"metadata": {"labels": {"a": "b", key: "console"}}})
+        assert "spec.template.metadata.labels: app, k8s-app and app.kubernetes.io/... are forbidden" in answer
 
 
 async def test_a_pool_reads_only_the_secrets_of_the_list(api: Api, namespace: str) -> None:
