@@ -10,13 +10,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -26,6 +24,7 @@ from joex.errors import DatabaseUnavailable
 from joex.store.errors import OUT_OF_STEP
 from joex.store.framing import CheckedLoop
 from joex.store.name_lookups import LOOKUPS
+from joex.store.session import OLDEST_WITH_SETUP, names_something, reset_query, session_again, session_setup
 from joex.store.statement import PLANNED_ANEW, Connection
 
 if TYPE_CHECKING:
@@ -45,50 +44,6 @@ _TCP_INFO_BYTES = struct.Struct("120xQQ")
 OUR_SOCKET = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 """In seconds and milliseconds: after twenty seconds without an acknowledgement the link is lost."""
 
-_SESSION = {
-    "default_transaction_isolation": "'read committed'",
-    # The same for the server's end, which holds the locks of a transaction whose client has vanished. (It waits
-    # longer for acknowledgements of what it sends: a client that computes does not read.)
-    "tcp_keepalives_idle": "'5'",
-    "tcp_keepalives_interval": "'5'",
-    "tcp_keepalives_count": "'3'",
-    "tcp_user_timeout": "'60s'",
-    # A statement does not outlive its client for long; a server on Windows can't check for that.
-    "client_connection_check_interval": "CASE WHEN version() ~* 'visual c|msvc|mingw|windows' THEN '0' ELSE '1s' END",
-}
-OLDEST_WITH_SETUP = 14
-"""The oldest version that has these. (`check_schema` and `migrate` refuse older servers, with a reason.)"""
-
-# What RESET ALL leaves. (A role may have its own default for ``role``, which comes back.) All else needs the rights of
-# the login, so these two come first; the drop of temporary tables may take a while, so it comes after RESET ALL, which
-# ends a timeout that the last user has set.
-_AS_LOGGED_IN = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE;"
-_DISCARDS = "DISCARD TEMP; DISCARD SEQUENCES;"
-_LOOKED_UP = 2000  # characters of a statement that is remembered, so that none keeps memory
-_PREPARE, _TEMPORARY = re.compile(r"PREPARE\b"), re.compile(r"TEMP(?:ORARY)?\b")
-
-
-def session_setup(pid: int, settings: Mapping[str, str]) -> str:
-    """A statement that sets up a session; it gives a row only in the session of this server process.
-
-    Through a pooler, ``pid``, which the connection was told at its start, is none of the server's.
-    """
-    calls = ", ".join(f"set_config('{name}', {value}, false)" for name, value in _session(settings).items())
-    return f"SELECT {calls} WHERE pg_backend_pid() = {pid}"
-
-
-def session_again(settings: Mapping[str, str]) -> str:
-    """Statements that set up the session again. SET costs the server a third of the same in a SELECT."""
-    return "; ".join(
-        f"SET {name} = {value}" if value.startswith("'") else f"SELECT set_config('{name}', {value}, false)"
-        for name, value in _session(settings).items()
-    )
-
-
-def _session(settings: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of a session, with SQL expressions for their values."""
-    return _SESSION | {name: f"'{value}'" for name, value in settings.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -102,17 +57,6 @@ class Host:
     def is_socket(self) -> bool:
         """Whether it is a Unix socket of this machine."""
         return self.name.startswith(("/", "@"))
-
-
-def _names_something(query: str) -> bool:
-    """Whether a statement may prepare one by SQL, or make something temporary."""
-    return _found(query) if len(query) <= _LOOKED_UP else _found.__wrapped__(query)
-
-
-@lru_cache(maxsize=500)
-def _found(query: str) -> bool:
-    text = query.upper()
-    return bool(_PREPARE.search(text) or _TEMPORARY.search(text))
 
 
 class Towards(CheckedLoop):
@@ -220,8 +164,7 @@ class OwnConnection(_Base):
 
     def get_reset_query(self) -> str:
         """The statements that reset the session to its state after the setup, in one message."""
-        more = "DEALLOCATE ALL;" if self._has_names else ""
-        return f"{_AS_LOGGED_IN}\n{super().get_reset_query()}\n{_DISCARDS}{more}\n{self._session}"
+        return reset_query(super().get_reset_query(), self._session, drops_prepared=self._has_names)
 
     async def set_type_codec(self, *given: Any, **options: Any) -> None:
         """As asyncpg's, but the pool closes the connection afterwards (`is_worn`)."""
@@ -235,7 +178,7 @@ class OwnConnection(_Base):
 
     def execute(self, query: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, str]:
         """As asyncpg's."""
-        self._has_names = self._has_names or _names_something(query)
+        self._has_names = self._has_names or names_something(query)
         return super().execute(query, *args, timeout=timeout)
 
     def transaction(self, *, isolation: Any = None, readonly: bool = False, deferrable: bool = False) -> Transaction:
@@ -244,7 +187,7 @@ class OwnConnection(_Base):
 
     async def _get_statement(self, query: str, *given: Any, **options: Any) -> Any:
         """As asyncpg's, but the server keeps none that needs a plan of its own each time (`planned_anew`)."""
-        self._has_names = self._has_names or _names_something(query) or isinstance(options.get("named"), str)
+        self._has_names = self._has_names or names_something(query) or isinstance(options.get("named"), str)
         if query in PLANNED_ANEW:
             options["use_cache"] = False
         return await super()._get_statement(query, *given, **options)  # type: ignore[misc] # its types lack this

@@ -27,9 +27,10 @@ from psycopg.pq import TransactionStatus
 from joex.core.url import may_show_parameters
 from joex.errors import ConfigError, DatabaseUnavailable
 from joex.store.adapters import PsycopgAdapter, Result
-from joex.store.connection import CONNECT_WITHIN, OLDEST_WITH_SETUP, OUR_SOCKET, session_setup
+from joex.store.connection import CONNECT_WITHIN, OUR_SOCKET
 from joex.store.connector import check_url, wanted_server
 from joex.store.errors import reason, translate
+from joex.store.session import OLDEST_WITH_SETUP, session_setup
 
 _KEPT_FOR = 30.0
 _LATER = 1.0  # seconds after the server's limit
