@@ -26,6 +26,7 @@ NOT_ON_WINDOWS = {
     "joex.store.embedded",
     "joex.cli.process_server",
     "joex.runtime.process_server",
+    "joex.runtime.process_tree",
     "joex.runtime.process_worker",
 }
 
