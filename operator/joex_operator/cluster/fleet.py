@@ -20,7 +20,8 @@ from joex_operator.decide.events import Event
 from joex_operator.decide.replicas import Replica
 from joex_operator.decide.rollout import surge
 
-_PATHS = {"JoexPool": "joexpools", "PeriodicTask": "periodictasks"}
+_POOL = "JoexPool"
+_PATHS = {_POOL: "joexpools", "PeriodicTask": "periodictasks"}
 _STRICT = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 """Without this the API server drops a field that it does not know, such as a misspelt one."""
 _NO_DRY_RUN = "does not support dry run"
@@ -53,7 +54,7 @@ class ClusterFleet:
         self._checked: dict[Key, str] = {}
         self._templates: dict[Key, tuple[Pool, tuple[str, str], str]] = {}
         self._foreign: dict[tuple[str, str], float] = {}
-        self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any]]] = {}
+        self._statuses: dict[tuple[str, str, str], tuple[int, Mapping[str, Any] | None]] = {}  # None: it is gone
 
     def home(self, namespace: str) -> str:
         """See `Fleet.home`: two clusters have namespaces of one name, but not of one UID."""
@@ -66,10 +67,12 @@ class ClusterFleet:
     def template(self, pool: Pool) -> str:
         """See `Fleet.template`."""
         read = (self.home(pool.namespace), self._secrets.digest(pool))
-        known = self._templates.get((pool.namespace, pool.name))
+        key = (pool.namespace, pool.name)
+        known = self._templates.get(key)
         if known is None or known[0] is not pool or known[1] != read:
-            made = manifests.template_hash(pool, self._image, *read)
-            known = self._templates[pool.namespace, pool.name] = (pool, read, made)
+            known = (pool, read, manifests.template_hash(pool, self._image, *read))
+            if self._statuses.get((_POOL, *key), (0, {}))[1] is not None:  # it may have gone during its reconcile
+                self._templates[key] = known
         return known[2]
 
     def replicas(self, pool: Pool) -> list[Replica]:
@@ -156,7 +159,7 @@ class ClusterFleet:
 
     def status(self, ref: Ref) -> Mapping[str, Any]:
         """See `Fleet.status`."""
-        return self._statuses.get((ref.kind, ref.namespace, ref.name), (0, {}))[1]
+        return self._statuses.get((ref.kind, ref.namespace, ref.name), (0, {}))[1] or {}
 
     async def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
         """See `Fleet.set_status`."""
@@ -167,11 +170,14 @@ class ClusterFleet:
 
     def keep_status(self, body: Body) -> bool:
         """Cache the status of an object from the API server; False: the cache has a newer version."""
+        return self._keep(body, body.get("status") or {})
+
+    def _keep(self, body: Body, status: Mapping[str, Any] | None) -> bool:
         metadata = body["metadata"]
         key = (body["kind"], metadata["namespace"], metadata["name"])
         if version(body) < self._statuses.get(key, (0, {}))[0]:
             return False
-        self._statuses[key] = (version(body), body.get("status") or {})
+        self._statuses[key] = (version(body), status)
         return True
 
     def mark_deleted(self, body: Body) -> bool:
@@ -179,7 +185,11 @@ class ClusterFleet:
 
         False: another one has its name by now. A deletion is told late where a watch was cut.
         """
-        return self.keep_status({**body, "status": None})
+        if not self._keep(body, None):
+            return False
+        if body["kind"] == _POOL:
+            self._forget_pool(body["metadata"]["namespace"], body["metadata"]["name"])
+        return True
 
     def forget_absent(self, kind: str, there: Collection[Key], listed_at: int, namespace: str) -> list[Key]:
         """Remove the objects that the list of a namespace ("": of all) at a version lacks; returns their keys."""
@@ -190,11 +200,15 @@ class ClusterFleet:
         ]
         for space, name in absent:
             del self._statuses[kind, space, name]
-            if kind == "JoexPool":
-                self._checked.pop((space, name), None)
-                self._templates.pop((space, name), None)
-                self._secrets.forget(space, name)
+            if kind == _POOL:
+                self._forget_pool(space, name)
         return [(space, name) for space, name in absent]
+
+    def _forget_pool(self, namespace: str, name: str) -> None:
+        """Forget what is known of a pool that is gone, which may be a large template."""
+        self._checked.pop((namespace, name), None)
+        self._templates.pop((namespace, name), None)
+        self._secrets.forget(namespace, name)
 
     async def record_events(self, ref: Ref, events: Sequence[Event]) -> None:
         """See `Fleet.record_events`."""

@@ -8,6 +8,7 @@ import binascii
 import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from joex.core.url import check_database_url
 from joex_operator.api.names import ALLOWED
@@ -18,18 +19,30 @@ from joex_operator.metrics import database_name
 
 _KEPT_FOR = 300.0
 _RECHECKED_IN = 10.0
-_FORGOTTEN_AFTER = 3600.0
-"""Seconds for which the operator could not read a secret again: no pool names it any more."""
+_LONGEST = 64_000
+"""Of a value that is kept, in characters of base64: a URL is shorter, and a secret may have a megabyte."""
 _DIGESTING = ThreadPoolExecutor(1)
 """A thread of its own: those of asyncio may all wait for the names of hosts that pools have in their URLs."""
 
 
+class _Value(NamedTuple):
+    """A value of a secret."""
+
+    namespace: str
+    secret: str
+    key: str
+
+
 class Secrets:
-    """Reads the secrets that pools name, one by one, and caches each for minutes or until `recheck`."""
+    """Reads the secrets that pools name, one by one, and caches each value for minutes or until `recheck`.
+
+    It keeps nothing else of a secret, and a value only while a pool names it: their authors can make many large ones.
+    """
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
-        self._known: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
+        self._values: dict[_Value, tuple[float, str]] = {}
+        self._named: dict[tuple[str, str], _Value] = {}  # the value of each pool
         self._digests: dict[tuple[str, str], tuple[str, str, str]] = {}
         self._digesting = asyncio.Lock()
 
@@ -43,18 +56,18 @@ class Secrets:
         ref = pool.spec.database
         field = f"spec.database: secret {ref.secret_name!r}"
         try:
-            data = await self._read(pool.namespace, ref.secret_name)
+            content = await self._read(self._name_of(pool))
         except NotFound as error:
             problem = f"{field} does not exist in namespace {pool.namespace!r}"
             raise UrlUnknown("SecretMissing", problem, is_withdrawn=True) from error
         except ApiError as error:
             raise UrlUnknown("SecretUnreadable", f"{field}: {error}") from error
-        if ref.secret_key not in data:
-            self._expire(pool)
+        if content is None:
             raise UrlUnknown("SecretKeyMissing", f"{field} has no key {ref.secret_key!r}")
-        await self._prepare_digest(pool, data[ref.secret_key])
+        if len(content) <= _LONGEST:
+            await self._prepare_digest(pool, content)
         try:
-            return _url_in(data[ref.secret_key])
+            return _url_in(content)
         except UnicodeError:
             problem = "expected text in UTF-8"
         except (ValueError, binascii.Error) as error:
@@ -73,9 +86,9 @@ class Secrets:
         if content is None:
             return ""
         known = self._digests.get((pool.namespace, pool.name))
-        if known is None or known[:2] != (pool.uid, content):  # another pool has just read another content
-            known = self._digests[pool.namespace, pool.name] = (pool.uid, content, _slow_digest(content, pool.uid))
-        return known[2]
+        if known is not None and known[:2] == (pool.uid, content):
+            return known[2]
+        return self._keep_digest(pool, content, _slow_digest(content, pool.uid))  # another pool has just read it
 
     async def _prepare_digest(self, pool: Pool, content: str) -> None:
         """Compute what `digest` returns, in a thread: those of many pools take longer than a lease may wait.
@@ -88,7 +101,12 @@ class Secrets:
             if not self._is_digested(pool, content):
                 loop = asyncio.get_running_loop()
                 made = await loop.run_in_executor(_DIGESTING, _slow_digest, content, pool.uid)
-                self._digests[pool.namespace, pool.name] = (pool.uid, content, made)
+                self._keep_digest(pool, content, made)
+
+    def _keep_digest(self, pool: Pool, content: str, digest: str) -> str:
+        if (pool.namespace, pool.name) in self._named:  # it may have gone meanwhile
+            self._digests[pool.namespace, pool.name] = (pool.uid, content, digest)
+        return digest
 
     def _is_digested(self, pool: Pool, content: str) -> bool:
         return self._digests.get((pool.namespace, pool.name), ())[:2] == (pool.uid, content)
@@ -106,39 +124,57 @@ class Secrets:
         self._expire(pool, _RECHECKED_IN)
 
     def forget(self, namespace: str, pool: str) -> None:
-        """Forget a pool that is gone."""
+        """Forget a pool that is gone, and its value, if no other pool names that."""
         self._digests.pop((namespace, pool), None)
+        self._release(self._named.pop((namespace, pool), None))
+
+    def _name_of(self, pool: Pool) -> _Value:
+        """The value that a pool names, which it holds from now on."""
+        ref = pool.spec.database
+        value = _Value(pool.namespace, ref.secret_name, ref.secret_key)
+        before = self._named.get((pool.namespace, pool.name))
+        self._named[pool.namespace, pool.name] = value
+        if before not in (None, value):
+            self._digests.pop((pool.namespace, pool.name), None)
+            self._release(before)
+        return value
+
+    def _release(self, value: _Value | None) -> None:
+        if value is not None and value not in self._named.values():
+            self._values.pop(value, None)
 
     def _content(self, pool: Pool) -> str | None:
-        _, data = self._known.get((pool.namespace, pool.spec.database.secret_name), (0.0, {}))
-        return data.get(pool.spec.database.secret_key)
+        ref = pool.spec.database
+        _, content = self._values.get(_Value(pool.namespace, ref.secret_name, ref.secret_key), (0.0, None))
+        return content
 
     def _expire(self, pool: Pool, seconds: float = 0.0) -> None:
-        """Read the secret of a pool again after so many seconds at most. What was read stays: others may use it."""
-        key = (pool.namespace, pool.spec.database.secret_name)
-        if (known := self._known.get(key)) is not None:
-            self._known[key] = (min(known[0], time.monotonic() + seconds), known[1])
+        """Read the value of a pool again after so many seconds at most. What was read stays: others may use it."""
+        value = self._named.get((pool.namespace, pool.name))
+        if value is not None and (known := self._values.get(value)) is not None:
+            self._values[value] = (min(known[0], time.monotonic() + seconds), known[1])
 
-    async def _read(self, namespace: str, name: str) -> dict[str, str]:
-        until, data = self._known.get((namespace, name), (0.0, {}))
-        if time.monotonic() < until:
-            return data
-        secret = await self._api.get(path_of(namespace, "secrets", name))
-        label, value = ALLOWED
-        if (secret["metadata"].get("labels") or {}).get(label) != value:
+    async def _read(self, value: _Value) -> str | None:
+        """The content of a value, None: its secret has no such key."""
+        known = self._values.get(value)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        secret = await self._api.get(path_of(value.namespace, "secrets", value.secret))
+        label, allowed = ALLOWED
+        if (secret["metadata"].get("labels") or {}).get(label) != allowed:
             # Before anything else about the secret, because the author of a pool may not be one who may read it.
             raise UrlUnknown(
                 "SecretNotAllowed",
-                f"spec.database: secret {name!r} is not for pools. To allow it: "
-                f"kubectl --namespace {namespace} label secret {name} {label}={value}",
+                f"spec.database: secret {value.secret!r} is not for pools. To allow it: "
+                f"kubectl --namespace {value.namespace} label secret {value.secret} {label}={allowed}",
                 is_refusal=True,
                 is_withdrawn=True,
             )
-        data = secret.get("data") or {}
-        now = time.monotonic()
-        self._known = {key: one for key, one in self._known.items() if one[0] > now - _FORGOTTEN_AFTER}
-        self._known[namespace, name] = (now + _KEPT_FOR, data)
-        return data
+        content: str | None = (secret.get("data") or {}).get(value.key)
+        self._values.pop(value, None)
+        if content is not None and len(content) <= _LONGEST and value in self._named.values():
+            self._values[value] = (time.monotonic() + _KEPT_FOR, content)
+        return content
 
 
 def _slow_digest(content: str, salt: str) -> str:

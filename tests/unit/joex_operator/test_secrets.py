@@ -132,16 +132,16 @@ async def test_a_replica_notes_its_database_and_no_part_of_the_login() -> None:
     assert made["metadata"]["annotations"]["joex.dev/database"] == "db:5432/shop"
 
 
-async def test_a_note_names_the_database_of_the_digest_though_another_pool_has_read_the_secret_since() -> None:
+async def test_a_note_names_the_database_of_the_digest_though_another_pool_has_read_the_secret_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("joex_operator.cluster.secrets._KEPT_FOR", 0.0)  # so the next pool reads the secret again
     api, another = Api(), replace(pool(), name="letters")
-    without_key = pool(database={"secretName": "joex-db", "secretKey": "none"})
     api.data = {"url": "postgresql://app@old/shop"}
     secrets = secrets_of(api)
     await secrets.database_url(pool())
     before = secrets.digest(pool())
     api.data = {"url": "postgresql://app@new/shop"}
-    with pytest.raises(UrlUnknown):
-        await secrets.database_url(without_key)  # from here on, the next pool reads the secret again
     await secrets.database_url(another)
     assert secrets.digest(pool()) != before
     assert secrets.database(pool()) == "new/shop"
@@ -159,6 +159,55 @@ async def test_a_pool_that_names_a_wrong_key_replaces_no_executor_of_a_pool_with
         await secrets.database_url(replace(pool(database={"secretName": "joex-db", "secretKey": key}), name="broken"))
     await secrets.database_url(replace(pool(database={"secretName": "another"}), name="third"))
     assert (secrets.digest(pool()), secrets.database(pool())) == before
+
+
+async def test_of_a_secret_the_operator_keeps_the_values_that_pools_name_while_they_do() -> None:
+    """Whoever makes pools, and secrets of a megabyte, again and again, would fill its memory."""
+    api = Api()
+    api.data = {"url": "postgresql://app:one@db/shop", "other": "postgresql://app:two@db/shop", "large": "x" * 900_000}
+    secrets = secrets_of(api)
+
+    def kept() -> set[str]:
+        text = repr(vars(secrets))
+        return {name for name, value in api.data.items() if base64.b64encode(value.encode()).decode() in text}
+
+    first, second = pool(), replace(pool(), name="second")
+    others = [
+        replace(pool(database={"secretName": "joex-db", "secretKey": key}), name="x") for key in ("other", "large")
+    ]
+    await secrets.database_url(first)
+    await secrets.database_url(second)
+    await secrets.database_url(others[0])
+    assert kept() == {"url", "other"}
+    with pytest.raises(UrlUnknown, match="expected a URL of at most 4096 characters; got 900000"):
+        await secrets.database_url(others[1])  # the pool names another value now
+    assert kept() == {"url"}
+    secrets.forget("prod", "second")
+    assert secrets.digest(first)
+    assert kept() == {"url"}
+    secrets.forget("prod", first.name)
+    assert kept() == set()
+
+
+async def test_what_is_read_for_a_pool_that_has_gone_meanwhile_is_not_kept() -> None:
+    api, asked, may_answer = Api(), asyncio.Event(), asyncio.Event()
+    api.data = {"url": "postgresql://app:one@db/shop"}
+    get = api.get
+
+    async def slow(path: str) -> dict[str, Any]:
+        asked.set()
+        await may_answer.wait()
+        return await get(path)
+
+    api.get = slow  # type: ignore[method-assign, assignment]
+    secrets = secrets_of(api)
+    reading = asyncio.create_task(secrets.database_url(pool()))
+    await asked.wait()
+    secrets.forget("prod", pool().name)
+    may_answer.set()
+    assert await reading == api.data["url"]
+    assert secrets.digest(pool()) == ""
+    assert not any(vars(secrets)[name] for name in ("_values", "_digests", "_named"))
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"joex.dev/pools": "true"}, {"joex.dev/pool": "allowed"}])
