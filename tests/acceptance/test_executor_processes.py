@@ -234,12 +234,14 @@ async def test_a_hostile_run_harms_no_other(
     assert (job.state, job.result) == ("success", 1)
 
 
-@pytest.mark.parametrize("what", ["log", "progress"])
+@pytest.mark.parametrize(
+    ("what", "by", "most"), [("log", "_REPORTS", 100), ("progress", "_REPORTS", 100), ("log", "_BYTES", 2500)]
+)
 async def test_a_run_in_a_process_that_reports_much_is_slowed_down(
-    house: House, monkeypatch: pytest.MonkeyPatch, what: str
+    house: House, monkeypatch: pytest.MonkeyPatch, what: str, by: str, most: int
 ) -> None:
     """What it reports costs the executor time, which the other runs need."""
-    monkeypatch.setattr(process_handle, "_REPORTS", 100)
+    monkeypatch.setattr(process_handle, by, most)
     monkeypatch.setattr(process_handle, "_PER", 0.5)
     keep, kept_at = getattr(JobLogWriter, what), list[float]()
 

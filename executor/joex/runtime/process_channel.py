@@ -59,17 +59,23 @@ def packed(message: Message) -> bytes:
     return _HEADER.pack(_MARK, len(body)) + body
 
 
-async def read_message(reader: asyncio.StreamReader, largest: int) -> Message | None:
-    """The next message; None: the other end has closed the socket, perhaps in the middle of a message.
+async def read_bytes(reader: asyncio.StreamReader, largest: int) -> bytes | None:
+    """The bytes of the next message, for `parsed`; None: the other end has closed the socket, perhaps halfway.
 
     Raises:
         NotAMessage: there is none, or it has more than ``largest`` bytes.
     """
     try:
         size = _size(await reader.readexactly(_HEADER.size), largest)
-        return _parsed(await reader.readexactly(size))
+        return await reader.readexactly(size)
     except (asyncio.IncompleteReadError, OSError):
         return None
+
+
+async def read_message(reader: asyncio.StreamReader, largest: int) -> Message | None:
+    """The next message, see `read_bytes` and `parsed`."""
+    body = await read_bytes(reader, largest)
+    return None if body is None else parsed(body)
 
 
 class Channel:
@@ -99,7 +105,7 @@ class Channel:
         """The next message; None: the executor is gone."""
         header = self._exactly(_HEADER.size)
         body = None if header is None else self._exactly(_size(header, 2**32))
-        return None if body is None else _parsed(body)
+        return None if body is None else parsed(body)
 
     def _exactly(self, size: int) -> bytes | None:
         found = bytearray()
@@ -118,7 +124,12 @@ def _size(header: bytes, largest: int) -> int:
     return int(size)
 
 
-def _parsed(body: bytes) -> Message:
+def parsed(body: bytes) -> Message:
+    """The message that these bytes are.
+
+    Raises:
+        NotAMessage: they are none.
+    """
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):

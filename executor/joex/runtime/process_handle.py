@@ -23,6 +23,8 @@ from joex.runtime.process_channel import (
     Message,
     NotAMessage,
     packed,
+    parsed,
+    read_bytes,
     read_message,
 )
 from joex.runtime.run import Run
@@ -36,7 +38,8 @@ LAST_BYTES_WITHIN = 5.0
 """Seconds in which what a process has written before its end is here."""
 
 _CHECK_EVERY = 0.25
-_REPORTS, _PER = 1000, 0.05  # so many reports of a process cost it so many seconds: the loop has other runs to serve
+_REPORTS, _BYTES, _PER = 1000, 250_000, 0.05
+"""So many reports of a process, and so many bytes of them, cost it so many seconds: the loop serves other runs, too."""
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -216,25 +219,19 @@ class Process:
         self._writer.write(packed(message))
         with suppress(OSError):
             await self._writer.drain()
-        number = 0
-        while (said := await read_message(self._reader, largest)) is not None and said.get("run") != message["job"][1]:
-            try:
-                if "log" in said:
-                    level, line = said["log"]
-                    reports.log(run.job, _LEVELS[level], str(line))
-                elif "progress" in said:
-                    percent, text = said["progress"]
-                    reports.progress(run.job, max(0, min(100, int(percent))), None if text is None else str(text))
-                elif "finished" in said and run.context is not None:
-                    run.context.note_end()
-            except (KeyError, TypeError, ValueError, OverflowError):
-                raise NotAMessage from None
-            number += 1
-            if number % _REPORTS == 0:
-                await asyncio.sleep(_PER)
-        if said is not None and run.context is not None:
-            run.context.message = said.get("message")
-        return said
+        owed = 0.0
+        while (body := await read_bytes(self._reader, largest)) is not None:
+            said = parsed(body)
+            if said.get("run") == message["job"][1]:
+                if run.context is not None:
+                    run.context.message = said.get("message")
+                return said
+            _pass_on(said, run, reports)
+            owed += 1 / _REPORTS + len(body) / _BYTES
+            if owed >= 1:
+                await asyncio.sleep(_PER * owed)
+                owed = 0.0
+        return None
 
     async def _end_of(self, talk: asyncio.Task[Message | None], grace: float) -> Message:
         """The message about the end of a run.
@@ -275,6 +272,25 @@ async def _status(leash: asyncio.StreamReader) -> int | None:
     except (asyncio.IncompleteReadError, OSError):
         return None
     return int(status)
+
+
+def _pass_on(said: Message, run: Run, reports: RunReports) -> None:
+    """Pass a report of a run on.
+
+    Raises:
+        NotAMessage: it is none.
+    """
+    try:
+        if "log" in said:
+            level, line = said["log"]
+            reports.log(run.job, _LEVELS[level], str(line))
+        elif "progress" in said:
+            percent, text = said["progress"]
+            reports.progress(run.job, max(0, min(100, int(percent))), None if text is None else str(text))
+        elif "finished" in said and run.context is not None:
+            run.context.note_end()
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise NotAMessage from None
 
 
 def is_closed(control: socket.socket) -> bool:
