@@ -7,6 +7,7 @@ import base64
 import binascii
 import hashlib
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class Secrets:
         self._api = api
         self._values: dict[_Value, tuple[float, str]] = {}
         self._named: dict[tuple[str, str], _Value] = {}  # the value of each pool
+        self._pools: Counter[_Value] = Counter()  # how many name it
         self._digests: dict[tuple[str, str], tuple[str, str, str]] = {}
         self._digesting = asyncio.Lock()
 
@@ -126,22 +128,24 @@ class Secrets:
     def forget(self, namespace: str, pool: str) -> None:
         """Forget a pool that is gone, and its value, if no other pool names that."""
         self._digests.pop((namespace, pool), None)
-        self._release(self._named.pop((namespace, pool), None))
+        value = self._named.pop((namespace, pool), None)
+        if value is None:
+            return
+        self._pools[value] -= 1
+        if not self._pools[value]:
+            del self._pools[value]
+            self._values.pop(value, None)
 
     def _name_of(self, pool: Pool) -> _Value:
         """The value that a pool names, which it holds from now on."""
         ref = pool.spec.database
         value = _Value(pool.namespace, ref.secret_name, ref.secret_key)
         before = self._named.get((pool.namespace, pool.name))
-        self._named[pool.namespace, pool.name] = value
-        if before not in (None, value):
-            self._digests.pop((pool.namespace, pool.name), None)
-            self._release(before)
+        if before != value:
+            self.forget(pool.namespace, pool.name)
+            self._named[pool.namespace, pool.name] = value
+            self._pools[value] += 1
         return value
-
-    def _release(self, value: _Value | None) -> None:
-        if value is not None and value not in self._named.values():
-            self._values.pop(value, None)
 
     def _content(self, pool: Pool) -> str | None:
         ref = pool.spec.database
@@ -172,7 +176,7 @@ class Secrets:
             )
         content: str | None = (secret.get("data") or {}).get(value.key)
         self._values.pop(value, None)
-        if content is not None and len(content) <= _LONGEST and value in self._named.values():
+        if content is not None and len(content) <= _LONGEST and value in self._pools:
             self._values[value] = (time.monotonic() + _KEPT_FOR, content)
         return content
 

@@ -207,7 +207,7 @@ async def test_what_is_read_for_a_pool_that_has_gone_meanwhile_is_not_kept() -> 
     may_answer.set()
     assert await reading == api.data["url"]
     assert secrets.digest(pool()) == ""
-    assert not any(vars(secrets)[name] for name in ("_values", "_digests", "_named"))
+    assert not any(vars(secrets)[name] for name in ("_values", "_digests", "_named", "_pools"))
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"joex.dev/pools": "true"}, {"joex.dev/pool": "allowed"}])
