@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from joex.log_stream import write_at_once
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,8 +23,7 @@ def exit_at_once(code: int, why: str) -> NoReturn:
 
     def say() -> None:
         with suppress(Exception):
-            sys.stderr.write(f"joex: {why}\n")
-            sys.stderr.flush()
+            write_at_once(f"joex: {why}\n")
 
     with suppress(Exception):  # there may be no room for another thread
         speaker = threading.Thread(target=say, daemon=True)

@@ -11,6 +11,7 @@ import pytest
 from joex.runtime.lease import EXIT_CODE
 from tests.support.apps import AnyClient, Effects
 from tests.support.commands import started
+from tests.support.pipes import full_pipe
 from tests.support.processes import ExecutorProcesses
 from tests.support.waiting import eventually
 
@@ -101,6 +102,32 @@ async def test_an_executor_whose_output_nobody_reads_any_more_goes_on(
     assert await effects.all_finished([held]) == {"success": 1}
     assert executor.is_alive
     assert len(await effects.of(held)) == 1
+
+
+async def test_an_executor_whose_output_is_not_read_finishes_its_runs_and_ends(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    """Each failing run writes a line."""
+    with full_pipe() as (_, writer):
+        executor = executors.launch("one", output=writer, retries=0)
+        await executors.registered(executor)
+        failing = await client.submit_many([{"task": "exit"}] * 5)
+        assert await effects.all_finished(failing) == {"failed": 5}
+        assert await effects.all_finished([await client.submit("effect")]) == {"success": 1}
+        executor.terminate()
+        assert await executor.exited() == 0
+
+
+async def test_an_executor_goes_on_though_a_task_closes_standard_error(
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses
+) -> None:
+    executor = await executors.start("one", retries=0)
+    assert await effects.all_finished([await client.submit("close.stderr")]) == {"success": 1}
+    failing = await client.submit_many([{"task": "exit"}] * 5)
+    assert await effects.all_finished(failing) == {"failed": 5}
+    executor.terminate()
+    assert await executor.exited() == 0
+    assert "SIGTERM" in executor.log
 
 
 async def test_signals_that_come_until_the_very_end_change_nothing(executors: ExecutorProcesses) -> None:

@@ -275,6 +275,14 @@ async def hold_loop(ctx: joex.Context, flag: str) -> None:
     thread.join()
 
 
+@app.task("close.stderr")
+async def close_standard_error(ctx: joex.Context) -> None:
+    """Closes both it and its file, and lets the event loop log an exception."""
+    sys.stderr.close()
+    os.close(2)
+    asyncio.get_running_loop().call_soon(next, iter(()))
+
+
 @app.task("hold.lock")
 async def hold_lock(ctx: joex.Context) -> None:
     """Holds Python's lock, so that nothing else of its process runs, for a minute."""

@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-from contextlib import suppress
 
 import pytest
 
 from joex.cli.sigterm import TOLD_TO_END
 from joex.runtime.lease import EXIT_CODE
+from tests.support.pipes import full_pipe
 from tests.support.waiting import PATIENCE
 
 EXITS = {
@@ -18,44 +18,38 @@ registration = SimpleNamespace(runner=SimpleNamespace(executing=1), _ended=async
 asyncio.run(Registration._leave(registration))
 """,
 }
-IMPORTS = """
-import asyncio
+BEGIN = """
+import asyncio, sys
 from types import SimpleNamespace
-from joex import exits
+from joex import exits, log_stream
 from joex.runtime.lease import LeaseKeeper
 from joex.runtime.registration import Registration
+log_lines = log_stream.unblocked(sys.stderr)
+log_lines.__enter__().write("a line\\n")
 """
 
 
 def exits(how: str, stderr: int, before: str = "") -> int:
-    command = [sys.executable, "-c", IMPORTS + before + EXITS[how]]
+    command = [sys.executable, "-c", BEGIN + before + EXITS[how]]
     return subprocess.run(command, stderr=stderr, timeout=PATIENCE, check=False).returncode
 
 
 @pytest.mark.parametrize("how", EXITS)
 def test_an_executor_whose_lease_is_over_exits_though_the_reader_of_its_output_has_stopped(how):
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(writer, b"x" * 4096)
-    os.set_blocking(writer, True)
-    try:
+    with full_pipe() as (_, writer):
         assert exits(how, writer) == EXIT_CODE
-    finally:
-        os.close(reader)
-        os.close(writer)
 
 
 @pytest.mark.parametrize("how", EXITS)
-def test_an_executor_whose_lease_is_over_says_why_it_exits(how):
+def test_an_executor_whose_lease_is_over_says_why_it_exits_after_its_log_lines(how):
     reader, writer = os.pipe()
     try:
-        assert exits(how, writer, f"exits._SAY_WITHIN = {PATIENCE}\n") == EXIT_CODE
+        assert exits(how, writer, f"exits._SAY_WITHIN = log_stream._CRASH_WITHIN = {PATIENCE}\n") == EXIT_CODE
     finally:
         os.close(writer)
     said = os.read(reader, 4096)
     os.close(reader)
+    assert said.startswith(b"a line\njoex: "), said
     assert b"react to being interrupted" in said
 
 

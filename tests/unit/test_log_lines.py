@@ -168,6 +168,17 @@ def test_what_libraries_log_comes_out_in_the_same_form():
 
 
 @pytest.mark.usefixtures("root_logger")
+def test_a_line_that_cannot_be_made_raises_nothing_though_a_task_has_closed_standard_error(monkeypatch):
+    """The handler of exceptions of an event loop logs; where that raises, it ends the loop."""
+    closed, stream = io.StringIO(), io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    capture_logging(Settings(), stream)
+    logging.getLogger("shop").info("%d", "no")
+    assert "arguments: ('no',)" in stream.getvalue()
+
+
+@pytest.mark.usefixtures("root_logger")
 def test_what_tasks_log_and_raise_steers_no_terminal():
     """Submitters choose the arguments that tasks name there."""
     stream = io.StringIO()

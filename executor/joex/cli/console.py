@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from functools import partial
 
 from joex.cli.database import database
@@ -16,6 +17,7 @@ from joex.console.settings import ConsoleSettings
 from joex.event_loop import new_event_loop
 from joex.http.certificate import Certificate, certificate_of
 from joex.http.listening import address_of, listen
+from joex.log_stream import unblocked
 
 _log = logging.getLogger("joex")
 _PANEL = "Settings: a flag, or JOEX_CONSOLE_<FLAG> in the environment"
@@ -37,14 +39,15 @@ def console(
     from joex.observe.log_lines import capture_logging  # noqa: PLC0415 - slow to import
 
     settings, of_executors = load(ConsoleSettings, flags), load_settings({"database_url": database_url})
-    capture_logging(settings)
     token = None if of_executors.api_token is None else of_executors.api_token.get_secret_value()
     certificate = certificate_of(settings.http_tls_certificate, settings.http_tls_key, "JOEX_CONSOLE_")
     with (
+        unblocked(sys.stderr) as stream,
         listen(settings.http_address, "JOEX_CONSOLE_HTTP_ADDRESS", "set another port (0: any free one)") as listener,
         database(of_executors.url) as url,
         asyncio.Runner(loop_factory=new_event_loop) as runner,
     ):
+        capture_logging(settings, stream)
         runner.run(_serve(settings, token, url, listener, certificate))
 
 

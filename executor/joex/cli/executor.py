@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -29,6 +29,7 @@ from joex.exits import left_tasks
 from joex.http.certificate import Certificate, certificate_of
 from joex.http.connection_shares import MOST, SharingClient
 from joex.http.listening import address_of, listen
+from joex.log_stream import unblocked
 from joex.runtime.task_threads import OWN, TENANT, TaskThreads
 from joex.store.database import create_pool
 
@@ -71,8 +72,8 @@ def executor(
     gc.set_threshold(max(_COLLECT_AFTER, _OF_A_RUN * settings.pool_size))
     tasks = load_app(app)
     process_server = [sys.executable, "-m", "joex.cli.process_server", app]
-    with database(settings.url) as url:
-        _run_on_a_loop(_run(tasks, settings, url, process_server), settings.pool_size)
+    with unblocked(sys.stderr) as stream, database(settings.url) as url:
+        _run_on_a_loop(_run(tasks, settings, url, process_server, stream), settings.pool_size)
 
 
 def _run_on_a_loop(running: Coroutine[Any, Any, None], slots: int) -> None:
@@ -100,7 +101,7 @@ def _run_on_a_loop(running: Coroutine[Any, Any, None], slots: int) -> None:
     main.result()
 
 
-async def _run(app: App, settings: Settings, url: str, process_server: list[str]) -> None:
+async def _run(app: App, settings: Settings, url: str, process_server: list[str], stream: TextIO) -> None:
     from joex.observe.log_lines import (  # noqa: PLC0415 - as above
         LogLines,
         bind_run,
@@ -112,8 +113,8 @@ async def _run(app: App, settings: Settings, url: str, process_server: list[str]
     from joex.observe.spans import Spans  # noqa: PLC0415
     from joex.runtime.executor import Executor  # noqa: PLC0415
 
-    capture_logging(settings)
-    capture_structlog(settings)
+    capture_logging(settings, stream)
+    capture_structlog(settings, stream)
     if not app.names:
         _log.warning("the app has no tasks: each job that this executor takes gets stuck, and fails after its retries")
     async with AsyncExitStack() as stack:
@@ -126,7 +127,7 @@ async def _run(app: App, settings: Settings, url: str, process_server: list[str]
         if watchdog is not None:
             stack.callback(watchdog.close)
         spans = [Spans(settings.effective_app_id)] if tracing.is_on() else []
-        emit = fan_out(metrics, LogLines(settings), bind_run, *spans)
+        emit = fan_out(metrics, LogLines(settings, stream), bind_run, *spans)
         running = Executor(app, settings, url, emit=emit, watchdog=watchdog, process_server=process_server)
         services: list[Callable[[], Awaitable[None]]] = [partial(_say_what_it_runs, settings, running)]
         if listener is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Protocol, TextIO
@@ -128,7 +129,7 @@ def bind_run(event: events.Event) -> None:
 def capture_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Write what libraries and tasks log (with the standard library) in the same form, to the same stream."""
     to = sys.stderr if stream is None else stream
-    handler = logging.StreamHandler(to)
+    handler = _Handler(to)
     handler.addFilter(_name_run)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -154,6 +155,22 @@ def capture_structlog(settings: LogSettings, stream: TextIO | None = None) -> No
             wrapper_class=structlog.make_filtering_bound_logger(_level(settings)),
             logger_factory=structlog.WriteLoggerFactory(to),
         )
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Says on its own stream what goes wrong: to write to a ``sys.stderr`` that a task has closed raises an error.
+
+    It would do so in any code that logs; in the handler of exceptions of an event loop it ends the loop.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if logging.raiseExceptions:
+            with suppress(Exception):
+                self.stream.write(
+                    f"--- Logging error ---\n{printable(traceback.format_exc())}"
+                    f"Message: {record.msg!r}, arguments: {record.args!r}, of {record.pathname}:{record.lineno}\n"
+                )
+                self.flush()
 
 
 def _name_run(record: logging.LogRecord) -> bool:

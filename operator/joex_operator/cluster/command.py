@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from functools import partial
 
 from joex.cli.flags import with_settings
 from joex.config import load
 from joex.event_loop import new_event_loop
+from joex.log_stream import unblocked
 from joex.observe.log_lines import capture_logging
 from joex_operator.cluster.settings import OperatorSettings
 
@@ -24,9 +26,9 @@ def operator(*, flags: dict[str, str | None]) -> None:
     from joex_operator.cluster.operator import run  # noqa: PLC0415 - kopf and kubernetes are slow to import
 
     settings = load(OperatorSettings, flags)
-    capture_logging(settings)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     # In a thread kopf warns that it handles no signals, as intended.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with unblocked(sys.stderr) as stream, asyncio.Runner(loop_factory=new_event_loop) as runner:
+        capture_logging(settings, stream)
         runner.run(run(settings))

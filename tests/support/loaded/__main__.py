@@ -187,7 +187,7 @@ def end_at_once(code: int) -> None:
     """End as Python does, except that no module is taken apart: that copies all the memory which the forks share."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    with contextlib.suppress(OSError):  # of a reader that has gone: Python tells of it
+    with contextlib.suppress(OSError, ValueError):  # of a reader that has gone, or a closed file: Python tells of it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
