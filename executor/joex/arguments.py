@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
@@ -13,6 +14,12 @@ from joex.errors import ConfigError, InvalidJob
 _MOST_NAMED = 20
 _MOST_LOOKED_AT = 1_000
 """Wrong parts of which some are named: pydantic gives the problems of all, and a megabyte may have 200,000."""
+_LARGE = 16_000
+"""Characters of arguments: the problems of shorter ones are few, and their names short."""
+_OF_PROBLEMS = 100
+"""Bytes that the ways to all problems may take, for each character of the arguments, or of a megabyte of them."""
+_OF_A_PART = 24
+"""Bytes that pydantic needs for each part of the way to a problem, beside the name."""
 
 
 class Arguments:
@@ -63,6 +70,8 @@ class Arguments:
             return {}
         try:
             if isinstance(args, str):
+                if len(args) > _LARGE and _bytes_of_problems(args) > _OF_PROBLEMS * max(len(args), 1_000_000):
+                    raise InvalidJob(f"arguments of task {self._task!r}: too many parts below names that are too long")
                 return dict(self._adapter.validate_json(args))
             return dict(self._adapter.validate_python(dict(args)))
         except ValidationError as error:
@@ -91,6 +100,33 @@ def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]
         raise ConfigError(f"task {task!r}: an annotation can't be resolved: {error}") from error
     by_name = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
     return [p.replace(annotation=hints.get(p.name, Any)) for p in by_name]
+
+
+def _bytes_of_problems(args: str) -> int:
+    """How much pydantic would need for the ways to all parts of these arguments, if each part was wrong.
+
+    It copies the names on the way to each wrong part: a name of 300 kB above 100,000 of them, in one megabyte, would
+    be 30 GB.
+    """
+    try:
+        todo = [(json.loads(args, parse_int=str, parse_float=str), 0)]
+    except (ValueError, RecursionError):  # pydantic says what is wrong, once
+        return 0
+    total = 0
+    while todo:
+        one, way = todo.pop()
+        way += _OF_A_PART
+        total += way * len(one)
+        if isinstance(one, dict):
+            total += sum(map(_bytes, one))
+            todo += [(part, way + _bytes(name)) for name, part in one.items() if isinstance(part, dict | list)]
+        else:
+            todo += [(part, way) for part in one if isinstance(part, dict | list)]
+    return total
+
+
+def _bytes(name: str) -> int:
+    return len(name) if name.isascii() else 4 * len(name)
 
 
 def _problems(error: ValidationError) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
 from joex import App, ConfigError, Context, InvalidJob, NewJob, Task
 
@@ -193,6 +193,33 @@ def test_of_very_many_wrong_arguments_few_are_named(app, wrong, said):
         task.parse_arguments(json.dumps({"numbers": ["x"] * wrong}))
     assert str(refused.value).endswith(said)
     assert len(str(refused.value)) < 3_000
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "depth"), [("k" * 300_000, 100_000, 1), ("\U0001f600" * 3_000, 10_000, 1), ("k" * 50, 50_000, 90)]
+)
+def test_wrong_parts_below_names_that_would_fill_the_memory_are_refused_before_pydantic_copies_these(
+    app, name, parts, depth
+):
+    @app.task("a")
+    def task(ctx, rows: JsonValue): ...
+
+    rows: Any = [None] * parts
+    for _ in range(depth):
+        rows = {name: rows}
+    with pytest.raises(InvalidJob, match="too many parts below names that are too long"):
+        task.parse_arguments(json.dumps({"rows": rows}, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [{"k" * 200: [1] * 400_000}, {f"name of record {nr}": [nr] * 3 for nr in range(30_000)}, [[[10]] * 100] * 1_400],
+)
+def test_large_arguments_that_fit_are_taken(app, rows):
+    @app.task("a")
+    def task(ctx, rows: JsonValue): ...
+
+    assert task.parse_arguments(json.dumps({"rows": rows})) == {"rows": rows}
 
 
 def test_arguments_come_by_name_so_that_others_are_refused_when_the_task_is_made(app):
