@@ -3,16 +3,12 @@
 import io
 import logging
 import os
-import sys
 
 import pytest
 
 from joex import log_stream
 from joex.log_stream import LogStream
 from tests.support.pipes import full_pipe
-
-if sys.platform == "win32":
-    pytest.skip("its console takes no bytes: lines go the usual way", allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("root_logger")
 
