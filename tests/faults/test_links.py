@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from joex.runtime.lease import EXIT_CODE
@@ -108,10 +109,14 @@ async def test_a_take_that_arrives_after_it_was_given_up_takes_nothing(
 
 
 async def test_a_give_back_that_arrives_after_it_was_given_up_takes_no_run_from_its_executor(
-    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy
+    client: AnyClient, effects: Effects, executors: ExecutorProcesses, proxy: Proxy, connection: asyncpg.Connection
 ) -> None:
     """The executor has taken the job since, so the statement says that it does not know it."""
     await executors.start("one", url=proxy.url, pool_size=2)
+    # (It is in doubt when its heartbeats were cut off. They may begin after its registration.)
+    beats = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ~ '^joex lease' AND datname = $1)"
+    name = await connection.fetchval("SELECT current_database()::text")
+    await eventually(lambda: connection.fetchval(beats, name))
     trap = proxy.trap("joex_private.give_back_unknown(", At.DELAY)
     await proxy.cut()
     await eventually(trap.sprung.is_set)
