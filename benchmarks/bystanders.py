@@ -110,7 +110,7 @@ async def _measure_drain(those: list[Contender], jobs: int, rounds: int) -> list
 async def _drain(one: Contender, jobs: int) -> float:
     begin = await one.connection.fetchval("SELECT clock_timestamp()")
     await one.stock(jobs, _GROUPS)
-    await one.connection.execute("SELECT joex_private.wake_all()")
+    await one.connection.execute("SELECT joex_client.wake_all()")
     await until(one.connection, _DRAINED)
     rate = await one.connection.fetchval(_RATE, begin)
     await until(one.connection, _UNATTENDED)

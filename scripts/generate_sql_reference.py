@@ -30,7 +30,8 @@ HEADER = """\
 
 The schema `joex` has the functions and views on this page, and nothing else. They are stable: a later version may add
 functions, views, and columns at the end of a view, and changes and removes none. The tables and all other objects are
-in the schema `joex_private`, and may change with each version: do not use them in your programs.
+in the schemas `joex_client` (what Joex's own clients call) and `joex_private`, and may change with each version: do not
+use them in your programs.
 
 A function works in your transaction. The calling role needs a [scope](access.md). Name its parameters:
 `joex.submit('mail.send', grp => 'acme')`. Joex adds errors to those of PostgreSQL: SQLSTATE `JX002`, the function needs

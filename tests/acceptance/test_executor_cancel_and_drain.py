@@ -484,7 +484,7 @@ async def test_an_executor_is_drained_through_the_database(
         executor_inside(app, database_url, app_id="other", lease=LONG) as other,
     ):
         await one.log.wait_for(FellAsleep)  # it listens by now, or will see it at its first heartbeat
-        asked = await connection.fetch("SELECT joex_private.drain('one')")
+        asked = await connection.fetch("SELECT joex_client.drain('one')")
         await one.work
         assert [row[0] for row in asked] == ["one"]
         assert other.executor.ready

@@ -149,7 +149,7 @@ async def test_a_task_is_given_its_arguments_however_large_they_are(
 @pytest.mark.parametrize("at", [At.CUT, At.CUT_ANSWER], ids=lambda at: at.name)
 async def test_arguments_that_get_lost_on_their_way_are_fetched_again(client: AnyClient, proxy: Proxy, at: At) -> None:
     async with executor_inside(app_of_sizes(), proxy.url, lease=LONG) as inside:
-        trap = proxy.trap("joex_private.arguments(", at)
+        trap = proxy.trap("joex_client.arguments(", at)
         job_id = await client.submit("measure", {"text": "x" * LARGE})
         await inside.ended(job_id)
     assert trap.sprung.is_set()
@@ -181,7 +181,7 @@ async def test_a_job_whose_arguments_hang_on_a_link_keeps_no_other_waiting_and_i
     client: AnyClient, proxy: Proxy
 ) -> None:
     async with executor_inside(app_of_sizes(), proxy.url, lease=LONG, pool_size=2) as inside:
-        trap = proxy.trap("joex_private.arguments(", At.FREEZE)
+        trap = proxy.trap("joex_client.arguments(", At.FREEZE)
         large = await client.submit("measure", {"text": "x" * LARGE}, group="large")
         await trap.sprung.wait()
         for _ in range(5):
@@ -199,7 +199,7 @@ async def test_a_job_whose_arguments_never_get_through_is_tried_again_later_and_
 ) -> None:
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=1) as inside:
         await connection.execute("""
-            CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql AS
+            CREATE OR REPLACE FUNCTION joex_client.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql AS
                 'SELECT NULL::jsonb FROM pg_sleep(600)'
         """)
         job_id = await client.submit("measure", {"text": "x" * LARGE})
@@ -423,7 +423,7 @@ async def test_a_job_whose_arguments_the_database_refuses_to_give_is_tried_again
 ) -> None:
     async with executor_inside(app_of_sizes(), database_url, lease=LONG, retries=1) as inside:
         await connection.execute("""
-            CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE plpgsql AS
+            CREATE OR REPLACE FUNCTION joex_client.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE plpgsql AS
                 'BEGIN RAISE internal_error USING MESSAGE = ''no such row''; END'
         """)
         job_id = await client.submit("measure", {"text": "x" * LARGE})

@@ -247,7 +247,7 @@ async def test_a_task_that_hangs_again_and_again_fails_in_the_end(
 async def crowd(connection: asyncpg.Connection) -> int:
     """More than a thousand overdue runs of a worker that has died; returns how many."""
     number = 1201
-    keys = "SELECT joex_private.add($1, '\\x17' || substr(int4send(65536 + nr), 2)) FROM generate_series(1, $2) nr"
+    keys = "SELECT joex_client.add($1, '\\x17' || substr(int4send(65536 + nr), 2)) FROM generate_series(1, $2) nr"
     await connection.execute(keys, NAME, number)
     assert len(await worker_runs.accept(connection, NAME, number, "gone", None)) == number
     await connection.execute("UPDATE joex_private.job SET overdue_at = clock_timestamp()")

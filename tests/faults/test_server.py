@@ -223,7 +223,7 @@ async def _replace(connection: asyncpg.Connection, function: str, by: str) -> st
     function_of_joex = await connection.fetchrow(
         """
         SELECT pg_get_functiondef(p.oid), l.lanname, p.prosrc FROM pg_proc p JOIN pg_language l ON l.oid = prolang
-        WHERE proname = $1 AND pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+        WHERE proname = $1 AND pronamespace::regnamespace::text IN ('joex', 'joex_client', 'joex_private')
         """,
         function,
     )

@@ -34,7 +34,7 @@ from tests.support.waiting import PATIENCE, eventually
 pytestmark = pytest.mark.postgres(16, 18)
 
 SCOPES = ("view", "payloads", "submit", "work", "operate")
-OURS = "('joex'::regnamespace, 'joex_private'::regnamespace)"
+OURS = "('joex'::regnamespace, 'joex_client'::regnamespace, 'joex_private'::regnamespace)"
 FUNCTIONS = f"""
     SELECT p.pronamespace::regnamespace || '.' || p.proname AS name, p.oid, p.provolatile::text AS volatility,
            p.prosecdef, l.lanname AS language, p.proconfig,
@@ -48,23 +48,23 @@ RELATIONS = f"SELECT oid::regclass::text FROM pg_class WHERE relnamespace IN {OU
 CHANGES = {
     "view": {
         "joex.horizon", "joex.subscribe", "joex.unsubscribe", "joex.wait_for", "joex.wait_no_more",
-        "joex_private.floor_epoch", "joex_private.versions",
+        "joex_private.floor_epoch", "joex_client.versions",
     },
     "payloads": set(),
     "submit": {
-        "joex.submit", "joex.submit_many", "joex_private.add", "joex.cancel", "joex.horizon", "joex.subscribe",
-        "joex.unsubscribe", "joex.wait_for", "joex.wait_no_more", "joex_private.versions",
+        "joex.submit", "joex.submit_many", "joex_client.add", "joex.cancel", "joex.horizon", "joex.subscribe",
+        "joex.unsubscribe", "joex.wait_for", "joex.wait_no_more", "joex_client.versions",
     },
     "work": {
-        "joex.update", "joex.finish", "joex.horizon", "joex_private.accept", "joex_private.accept_state",
-        "joex_private.goes_round", "joex_private.watch_for_workers",
+        "joex.update", "joex.finish", "joex.horizon", "joex_client.accept", "joex_client.accept_state",
+        "joex_client.goes_round", "joex_client.watch_for_workers",
     },
     "operate": {
         "joex.cancel", "joex.set_priority", "joex.set_args", "joex.retry", "joex.retry_failed", "joex.remove",
         "joex.set_group", "joex.set_queue", "joex.put_periodic_task", "joex.remove_periodic_task",
         "joex.enable_periodic_task",
-        "joex.run_periodic_task", "joex_private.drain", "joex_private.resubmit", "joex_private.set_timeout",
-        "joex_private.wake_all",
+        "joex.run_periodic_task", "joex_client.drain", "joex_client.resubmit", "joex_client.set_timeout",
+        "joex_client.wake_all",
     },
 }  # fmt: skip
 OF_THE_OWNER = {"joex.set_largest", "joex_private.set_scopes", "joex_private.secure"}
@@ -164,7 +164,7 @@ async def test_functions_that_others_have_planted_are_not_called_by_views(peeker
                                  FROM unnest(p.proargtypes) WITH ORDINALITY AS t(t, nr)) a
         WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND a.args !~ '"any"|internal|anycompat'
               AND p.proname IN (SELECT (regexp_matches(o.prosrc, '\\m(\\w+)\\(', 'g'))[1] FROM pg_proc o
-                                WHERE o.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace))""")
+                                WHERE o.pronamespace::regnamespace::text IN ('joex', 'joex_client', 'joex_private'))""")
     for name, args in planted:
         await peeker.execute(
             f"CREATE FUNCTION peek.{name}({args}) RETURNS text LANGUAGE sql VOLATILE AS 'SELECT peek.caught()'"
@@ -196,22 +196,51 @@ async def test_each_public_function_has_a_scope(connection):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_a_scope_changes_what_it_says_and_writes_no_table(roles_of, scope):
+async def test_a_scope_changes_what_it_says_and_writes_no_table(roles_of, connection, scope):
     session = await roles_of(scope)
+    role = await session.fetchval("SELECT session_user::text")
     allowed = await may_call(session)
     assert {name for name, row in allowed.items() if row["volatility"] == "v"} == CHANGES[scope]
     needs_rights = {name for name, row in allowed.items() if row["volatility"] == "v"} - {"joex_private.floor_epoch"}
     assert all(allowed[name]["prosecdef"] for name in needs_rights)
-    for relation in [row[0] for row in await session.fetch(RELATIONS)]:
+    for relation in [row[0] for row in await connection.fetch(RELATIONS)]:
         rights = "INSERT, UPDATE, DELETE, TRUNCATE, TRIGGER"
-        ask = "SELECT has_table_privilege($1::text, $2)"
+        ask = "SELECT has_table_privilege($1::text, $2::text, $3)"
         if "ring_cursor" not in relation and "_seq" not in relation:
-            assert not await session.fetchval(ask, relation, rights), relation
+            assert not await connection.fetchval(ask, role, relation, rights), relation
+
+
+# Statements for which the server locks a table by its name before it judges whether the role may do this.
+LOCKS_FIRST = """
+    CREATE TRIGGER t BEFORE UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()
+    CREATE RULE r AS ON DELETE TO {table} DO ALSO NOTHING
+    CREATE TEMPORARY TABLE part PARTITION OF {table} DEFAULT
+    CREATE TEMPORARY TABLE reference (number integer REFERENCES {table})
+"""
+
+
+@pytest.mark.parametrize(
+    ("scopes", "groups"), [(SCOPES, ["mine"]), (("submit", "work", "operate"), None)], ids=["bound", "everywhere"]
+)
+async def test_a_statement_that_the_server_refuses_waits_for_no_table_and_so_keeps_nobody_waiting(
+    roles_of, connection, scopes, groups
+):
+    """While it waited for a transaction that has written to the table, all others would wait behind it."""
+    role = await roles_of(*scopes, groups=groups)
+    await role.execute("SET lock_timeout = '20ms'")
+    tables = [row[0] for row in await connection.fetch(f"{RELATIONS} AND relkind = 'r'")]
+    assert {"joex_private.job", "joex_private.lease"} <= {*tables}
+    for table in tables:
+        async with connection.transaction():
+            await connection.execute(f"LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
+            for statement in LOCKS_FIRST.strip().splitlines():
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await role.execute(statement.format(table=table))
 
 
 # Of CHANGES, the functions that write and lock no row.
-NO_ROWS = {"joex.horizon", "joex_private.accept_state", "joex_private.floor_epoch", "joex_private.goes_round",
-           "joex_private.versions", "joex_private.wake_all"}  # fmt: skip
+NO_ROWS = {"joex.horizon", "joex_client.accept_state", "joex_private.floor_epoch", "joex_client.goes_round",
+           "joex_client.versions", "joex_client.wake_all"}  # fmt: skip
 # A call of each of the others that writes or locks a row.
 WRITES = """
     joex.subscribe('another', '1 minute')
@@ -222,13 +251,13 @@ WRITES = """
     joex.submit('a')
     joex.submit_many(ARRAY['a', 'b'])
     joex.submit_many(ARRAY['a', 'b'], trackers => ARRAY['x', 'y'])
-    joex_private.add('a', '\x0161')
+    joex_client.add('a', '\x0161')
     joex.cancel({waiting})
     joex.update({running}, {lock_id})
     joex.finish({running}, {lock_id})
-    joex_private.accept('default')
-    joex_private.watch_for_workers('me', 'default', '1 minute')
-    joex_private.watch_for_workers('me', 'work', '0')
+    joex_client.accept('default')
+    joex_client.watch_for_workers('me', 'default', '1 minute')
+    joex_client.watch_for_workers('me', 'work', '0')
     joex.set_priority({waiting}, 'high')
     joex.set_args({waiting}, '{{"a": 1}}')
     joex.retry({failed})
@@ -244,11 +273,11 @@ WRITES = """
     joex.enable_periodic_task('old', false)
     joex.run_periodic_task('old')
     joex.remove_periodic_task('old')
-    joex_private.drain(NULL)
-    joex_private.resubmit({waiting})
-    joex_private.resubmit({running})
-    joex_private.resubmit({failed})
-    joex_private.set_timeout('a', '1 minute')
+    joex_client.drain(NULL)
+    joex_client.resubmit({waiting})
+    joex_client.resubmit({running})
+    joex_client.resubmit({failed})
+    joex_client.set_timeout('a', '1 minute')
 """.strip().splitlines()
 
 
@@ -257,15 +286,13 @@ async def test_no_function_of_a_scope_writes_below_very_many_nested_savepoints(c
     assert {call.strip().split("(")[0] for call in WRITES} == set().union(*CHANGES.values()) - NO_ROWS
     await bench.executor()
     failed, running = [await connection.fetchval("SELECT joex.submit('a', queue => 'work')") for _ in range(2)]
-    taken = {
-        row["id"]: row["lock_id"] for row in await connection.fetch("SELECT * FROM joex_private.accept('work', 2)")
-    }
+    taken = {row["id"]: row["lock_id"] for row in await connection.fetch("SELECT * FROM joex_client.accept('work', 2)")}
     await connection.fetchval("SELECT joex.finish($1, $2, state => 'failed')", failed, taken[failed])
     waiting = await connection.fetchval("SELECT joex.submit('a')")
-    keyed = await connection.fetchval("SELECT joex_private.add('a', '\\x0162')")
+    keyed = await connection.fetchval("SELECT joex_client.add('a', '\\x0162')")
     await connection.execute("SELECT joex.subscribe('me', '1 minute')")
     await connection.execute("SELECT joex.wait_for('me', ARRAY[$1]::uuid[])".replace("$1", f"'{running}'"))
-    await connection.execute("SELECT joex_private.watch_for_workers('me', 'work', '1 minute')")
+    await connection.execute("SELECT joex_client.watch_for_workers('me', 'work', '1 minute')")
     await connection.execute("SELECT joex.put_periodic_task('old', 'a', 'daily')")
     ids = {"waiting": waiting, "running": running, "failed": failed, "keyed": keyed, "lock_id": taken[running]}
     for call in WRITES:
@@ -301,7 +328,7 @@ async def test_below_very_many_savepoints_no_job_in_line_is_locked_that_another_
     job_id = await other.fetchval("SELECT joex.submit('a')")
     await connection.execute("SAVEPOINT s;" * 150)
     with pytest.raises(asyncpg.ProgramLimitExceededError):
-        await connection.execute(f"SELECT joex_private.resubmit('{job_id}')")
+        await connection.execute(f"SELECT joex_client.resubmit('{job_id}')")
 
 
 async def test_below_very_many_savepoints_no_row_is_removed_that_an_outer_one_has_locked(pg_version):
@@ -321,9 +348,9 @@ async def test_below_very_many_savepoints_no_row_is_removed_that_an_outer_one_ha
         await ours.execute("CREATE TABLE public.mine AS SELECT generate_series(1, 255) AS id")
         for nr, locker in enumerate(lockers):
             await locker.execute(f"BEGIN; SELECT FROM public.mine WHERE id & {1 << nr} > 0 FOR SHARE")
-        keyed = await ours.fetchval("SELECT joex_private.add('a', '\\x0162')")
+        keyed = await ours.fetchval("SELECT joex_client.add('a', '\\x0162')")
         await ours.execute("BEGIN ISOLATION LEVEL READ COMMITTED; SAVEPOINT outer_one")
-        assert await ours.fetchval("SELECT joex_private.resubmit($1)", keyed) == "ok"
+        assert await ours.fetchval("SELECT joex_client.resubmit($1)", keyed) == "ok"
         await ours.execute("SAVEPOINT s;" * 150)
         behind = "SELECT pg_current_xact_id()::xid::text::bigint - mxid_age('1')"
         while (missing := await ours.fetchval(behind)) > 0:  # (The second and third row have two lockers: a group.)
@@ -386,10 +413,10 @@ async def test_names_and_operators_of_a_caller_lead_nowhere(roles_of, connection
     """Functions work with the owner's rights: what a caller has put on its path must not run there."""
     submitter = await roles_of("submit", "operate")
     role = await submitter.fetchval("SELECT session_user::text")
-    # (Without the grant, no role could make this operator.)
-    await connection.execute(
-        f"CREATE SCHEMA trap AUTHORIZATION {role}; GRANT USAGE ON TYPE joex_private.queue_name TO {role}"
-    )
+    # (Without the grants, no role could make this operator.)
+    await connection.execute(f"""
+        CREATE SCHEMA trap AUTHORIZATION {role}; GRANT USAGE ON TYPE joex_private.queue_name TO {role};
+        GRANT USAGE ON SCHEMA joex_private TO {role}""")
     await submitter.execute("""
         CREATE FUNCTION trap.coined() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
             RAISE EXCEPTION 'caught as %', current_user; END $$;
@@ -404,7 +431,9 @@ async def test_names_and_operators_of_a_caller_lead_nowhere(roles_of, connection
     job_id = await submitter.fetchval("SELECT joex.submit('a')")
     assert await submitter.fetchval("SELECT joex.set_priority($1, 'high')", job_id)
     assert await submitter.fetchval("SELECT joex.cancel($1)", job_id) == "cancelled"
-    await connection.execute(f"DROP SCHEMA trap CASCADE; REVOKE ALL ON TYPE joex_private.queue_name FROM {role}")
+    await connection.execute(f"""
+        DROP SCHEMA trap CASCADE; REVOKE ALL ON TYPE joex_private.queue_name FROM {role};
+        REVOKE ALL ON SCHEMA joex_private FROM {role}""")
 
 
 # A call of each function of a bound role that compares a name which its caller gives, or passes it on to one that does.
@@ -412,14 +441,14 @@ COMPARES = (
     "joex.submit('a', grp => 'mine' COLLATE {})",
     "joex.submit('a', grp => 'mine' COLLATE {}, once => '00000000-0000-0000-0000-000000000001')",
     "joex.submit_many('{{a}}', grps => '{{mine}}'::text[] COLLATE {})",
-    r"joex_private.add('a', '\x026d696e652f3100', grp => 'mine' COLLATE {}, queue => 'mine')",
+    r"joex_client.add('a', '\x026d696e652f3100', grp => 'mine' COLLATE {}, queue => 'mine')",
     "joex.set_group('mine' COLLATE {}, 'mine', paused => false)",
     "joex.set_queue('mine' COLLATE {}, false)",
     "joex.put_periodic_task('p', 'a', 'daily', grp => 'mine' COLLATE {})",
-    "joex_private.accept('mine' COLLATE {})",
-    "joex_private.accept_state('mine' COLLATE {})",
-    "joex_private.watch_for_workers('me', 'mine' COLLATE {}, '1 minute')",
-    "joex_private.watch_for_workers('me' COLLATE {}, 'mine', '0')",
+    "joex_client.accept('mine' COLLATE {})",
+    "joex_client.accept_state('mine' COLLATE {})",
+    "joex_client.watch_for_workers('me', 'mine' COLLATE {}, '1 minute')",
+    "joex_client.watch_for_workers('me' COLLATE {}, 'mine', '0')",
     "joex.subscribe('me' COLLATE {}, '1 minute')",
     "joex.wait_no_more('me' COLLATE {}, ARRAY(SELECT id FROM joex.jobs))",
     "joex.unsubscribe('me' COLLATE {})",
@@ -428,12 +457,12 @@ COMPARES = (
     "joex.remove_periodic_task('p' COLLATE {})",
     "joex.enable_periodic_task('p', grp => 'mine' COLLATE {})",
     "joex.run_periodic_task('p', queue => 'mine' COLLATE {})",
-    r"joex_private.find('a' COLLATE {}, '\x0161')",
-    r"joex_private.run_of('a' COLLATE {}, '\x0161', '00000000-0000-0000-0000-000000000001')",
-    "joex_private.wake_all('mine' COLLATE {})",
+    r"joex_client.find('a' COLLATE {}, '\x0161')",
+    r"joex_client.run_of('a' COLLATE {}, '\x0161', '00000000-0000-0000-0000-000000000001')",
+    "joex_client.wake_all('mine' COLLATE {})",
 )
 # The same of those that a bound role may not call.
-COMPARES_OF_ALL = ("joex_private.set_timeout('a' COLLATE {}, NULL)", "joex_private.drain('a' COLLATE {})")
+COMPARES_OF_ALL = ("joex_client.set_timeout('a' COLLATE {}, NULL)", "joex_client.drain('a' COLLATE {})")
 # What compares its caller's texts with no name, but with states and scopes.
 COMPARES_NO_NAME = {
     "joex.finish", "joex.set_priority", "joex.update", "joex.wait_for", "joex_private.bounds", "joex_private.in_both",
@@ -485,34 +514,34 @@ OF_A_JOB = {
     "joex.set_args($1, '{}')": False,
     "joex.retry($1)": False,
     "joex.remove($1)": "not_found",
-    "joex_private.resubmit($1)": "not_found",
+    "joex_client.resubmit($1)": "not_found",
     "(SELECT reason FROM joex.why($1))": "not_found",
     "(SELECT count(*) FROM joex.log($1))": 0,
     "(SELECT count(*) FROM joex.attempts($1))": 0,
     "(SELECT count(*) FROM joex.jobs WHERE id = $1)": 0,
-    "(SELECT ids FROM joex_private.versions(ARRAY[$1]))": None,
-    "joex_private.goes_round($1)": None,
+    "(SELECT ids FROM joex_client.versions(ARRAY[$1]))": None,
+    "joex_client.goes_round($1)": None,
 }
 REFUSED = (
     "joex.submit('a', grp => 'theirs')",
     "joex.submit_many('{a}', grps => '{theirs}')",
     "joex.submit('a', grp => 'theirs', once => '00000000-0000-0000-0000-000000000001')",
     "joex.submit_many('{a}', grps => '{theirs}', trackers => '{t}')",
-    r"joex_private.add('a', '\x0161', grp => 'theirs', queue => 'default')",
-    r"joex_private.add('a', '\x027468656972732f3100', grp => 'mine', queue => 'default')",
+    r"joex_client.add('a', '\x0161', grp => 'theirs', queue => 'default')",
+    r"joex_client.add('a', '\x027468656972732f3100', grp => 'mine', queue => 'default')",
     "joex.set_group('theirs', paused => true)",
     "joex.set_group('mine', weight => 100)",
     "joex.set_group('mine', max_running => 1000)",
     "joex.set_queue('default', true)",
     "joex.put_periodic_task('p', 'a', 'daily', grp => 'theirs')",
-    "joex_private.accept('default')",
-    "joex_private.accept_state('default')",
-    "joex_private.watch_for_workers('me', 'default', '1 minute')",
-    "joex_private.set_timeout('a', '1 minute')",
-    "joex_private.drain(NULL)",
+    "joex_client.accept('default')",
+    "joex_client.accept_state('default')",
+    "joex_client.watch_for_workers('me', 'default', '1 minute')",
+    "joex_client.set_timeout('a', '1 minute')",
+    "joex_client.drain(NULL)",
     "joex.events_channel()",
     "joex.shares()",
-    "joex_private.wake_all('default')",
+    "joex_client.wake_all('default')",
 )
 
 
@@ -546,7 +575,7 @@ async def test_a_bound_role_can_not_tell_whether_anything_else_exists(roles_of, 
     assert await connection.fetchval("SELECT state FROM joex.jobs WHERE id = $1", theirs) == "waiting"
 
 
-@pytest.mark.parametrize("call", ["joex.cancel($1)", "joex_private.find('t', $1)", "count(*) FROM joex.why($1)"])
+@pytest.mark.parametrize("call", ["joex.cancel($1)", "joex_client.find('t', $1)", "count(*) FROM joex.why($1)"])
 async def test_the_time_of_an_answer_does_not_tell_a_bound_role_that_others_have_a_job(
     roles_of, connection, bench, call
 ):
@@ -555,7 +584,7 @@ async def test_the_time_of_an_answer_does_not_tell_a_bound_role_that_others_have
     ids: list[Any] = [await bench.submit("theirs"), uuid4()]
     if "find" in call:
         ids = [pack("id", "theirs/7"), pack("id", "theirs/8")]
-        await connection.execute("SELECT joex_private.add('t', $1, grp => 'theirs')", ids[0])
+        await connection.execute("SELECT joex_client.add('t', $1, grp => 'theirs')", ids[0])
     role = await bound.fetchval("SELECT session_user::text")
     await connection.execute(f"SET track_functions = 'all'; SET SESSION AUTHORIZATION {role}")
     called: list[Counter[str]] = []
@@ -634,7 +663,7 @@ async def test_a_role_that_has_set_very_many_timeouts_and_not_committed_slows_no
     await bench.submit()
     executor = await bench.executor()
     async with operator.transaction(), bench.connection.transaction():
-        await operator.execute("SELECT joex_private.set_timeout('t' || i, '1 minute') FROM generate_series(1, 500) i")
+        await operator.execute("SELECT joex_client.set_timeout('t' || i, '1 minute') FROM generate_series(1, 500) i")
         before = await bench.connection.fetchval(ENTRIES_READ, "task_timeout")
         await bench.take_one(executor)
         assert await bench.connection.fetchval(ENTRIES_READ, "task_timeout") - before < 10
@@ -642,7 +671,7 @@ async def test_a_role_that_has_set_very_many_timeouts_and_not_committed_slows_no
 
 @pytest.mark.parametrize(
     ("scope", "call"),
-    [("operate", "joex.set_queue('mine', true)"), ("work", "count(*) FROM joex_private.accept('mine')")],
+    [("operate", "joex.set_queue('mine', true)"), ("work", "count(*) FROM joex_client.accept('mine')")],
     ids=["pause", "accept"],
 )
 async def test_a_bound_role_that_has_made_its_queue_and_not_committed_keeps_nobody_from_a_new_queue(
@@ -734,13 +763,13 @@ async def test_a_bound_worker_breaks_no_list_of_jobs_by_a_retry_before_the_first
     """Most languages have no such dates. The retry is due at once."""
     worker = await roles_of("work", queues=["mine"])
     job_id = await bench.submit(queue="mine")
-    [run] = await worker.fetch("SELECT lock_id FROM joex_private.accept('mine')")
+    [run] = await worker.fetch("SELECT lock_id FROM joex_client.accept('mine')")
     finish = "SELECT joex.finish($1, $2, state => 'stuck', delay => interval '-2100 years')"
     assert await worker.fetchval(finish, job_id, run["lock_id"]) == "ok"
     [job] = await connection.fetch("TABLE joex.jobs")
     [attempt] = await connection.fetch("SELECT * FROM joex.attempts($1)", job_id)
     assert job["due_at"] == attempt["retry_at"] >= job["submitted_at"]
-    [again] = await worker.fetch("SELECT id FROM joex_private.accept('mine')")
+    [again] = await worker.fetch("SELECT id FROM joex_client.accept('mine')")
     assert again["id"] == job_id
 
 
@@ -759,7 +788,7 @@ async def test_a_bound_role_makes_the_jobs_of_others_notify_of_no_event_and_nobo
 async def test_no_worker_makes_the_jobs_of_a_queue_notify_for_more_than_an_hour(roles_of, connection):
     """Others submit to the queue too, and the role may be revoked."""
     worker = await roles_of("work", queues=["mine"])
-    await worker.execute("SELECT joex_private.watch_for_workers('w', 'mine', '200000 years')")
+    await worker.execute("SELECT joex_client.watch_for_workers('w', 'mine', '200000 years')")
     longest = "SELECT max(until) < clock_timestamp() + interval '61 minutes' FROM joex_private.watch"
     assert await connection.fetchval(longest)
 
@@ -771,14 +800,14 @@ async def test_no_interval_of_a_caller_means_another_time_by_the_clock_than_in_a
     operator = await roles_of("operate")
     many = ["3000000 mons -90000000 days 1 hour", "-90000000 days 2160000001 hours", "170000000 years"]
     for lasts in [*many, *["infinity"] * (connection.get_server_version().major > 16)]:
-        await worker.execute("SELECT joex_private.watch_for_workers('w', 'mine', $1::text::interval)", lasts)
+        await worker.execute("SELECT joex_client.watch_for_workers('w', 'mine', $1::text::interval)", lasts)
         longest = "SELECT max(until) < clock_timestamp() + interval '61 minutes' FROM joex_private.watch"
         assert await connection.fetchval(longest), lasts
     with pytest.raises(asyncpg.InvalidParameterValueError, match="lasts: expected at most an hour"):
         await bound.execute("SELECT joex.subscribe('a', '3000000 mons -90000000 days 1 hour')")
     with pytest.raises(asyncpg.CheckViolationError, match="at most 100 years"):
-        await operator.execute("SELECT joex_private.set_timeout('a', '71000000 mons -2129999999 days')")
-    await operator.execute("SELECT joex_private.set_timeout('a', '100 years')")
+        await operator.execute("SELECT joex_client.set_timeout('a', '71000000 mons -2129999999 days')")
+    await operator.execute("SELECT joex_client.set_timeout('a', '100 years')")
     for function, names, kinds, source in await connection.fetch(f"""
         SELECT proname, proargnames, ARRAY(SELECT unnest(proargtypes)::regtype::text), prosrc
         FROM pg_proc WHERE pronamespace IN {OURS} AND 'interval'::regtype = ANY (proargtypes)"""):  # noqa: S608
@@ -797,7 +826,7 @@ async def test_a_worker_that_waits_by_the_name_of_an_operator_does_not_hold_up_t
     worker = await roles_of("work", queues=["mine"])
     await connection.execute("SET lock_timeout = '5s'")
     async with worker.transaction():
-        await worker.execute("SELECT joex_private.watch_for_workers('shop.1/docs', 'mine', '1 minute')")
+        await worker.execute("SELECT joex_client.watch_for_workers('shop.1/docs', 'mine', '1 minute')")
         await pools.watch(connection, "shop.1/docs", ["mine"], 60.0)
 
 
@@ -810,7 +839,7 @@ async def test_an_open_transaction_of_a_tenant_has_forgotten_nothing_of_others_t
         await connection.execute(f"UPDATE joex_private.{table} SET until = until - interval '2 hours'")  # noqa: S608
     await connection.execute("SET lock_timeout = '5s'")
     async with worker.transaction(), client.transaction():
-        await worker.execute("SELECT joex_private.watch_for_workers('w', 'mine', '1 minute')")
+        await worker.execute("SELECT joex_client.watch_for_workers('w', 'mine', '1 minute')")
         await client.execute("SELECT joex.subscribe('mine', '1 minute')")
         await pools.watch(connection, "shop.1/docs", ["mine"], 60.0)
         await connection.execute("SELECT joex.subscribe('theirs', '1 minute')")
@@ -830,7 +859,7 @@ async def test_a_bound_role_does_all_that_its_scopes_allow_in_its_groups(roles_o
     await bound.execute("SELECT joex.set_group('mine', paused => true)")
     assert await bound.fetchval("SELECT joex.put_periodic_task('p', 'a', 'daily', grp => 'mine')") == "set"
     assert await bound.fetchval("SELECT answer FROM joex.run_periodic_task('p')") == "submitted"
-    own = r"joex_private.add('a', '\x026d696e652f3100', grp => 'mine', queue => 'default')"
+    own = r"joex_client.add('a', '\x026d696e652f3100', grp => 'mine', queue => 'default')"
     assert await bound.fetchval(f"SELECT {own}") is not None
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group 'mine' in queue 'mail'"):
         await bound.fetchval("SELECT joex.submit('a', grp => 'mine', queue => 'mail')")
@@ -850,7 +879,7 @@ async def test_an_id_of_a_bound_caller_is_its_group_and_one_slash_in_sql_as_over
     caller = Caller("its token", frozenset(), **own)
     told = r"id: all .* share these names: with .*, give it as '?\"?acme/NAME'?\"?, where NAME has no slash"
     role = await roles_of("submit", "operate", **bounds)
-    add = "SELECT joex_private.add('t', $1, grp => 'acme', queue => 'acme')"
+    add = "SELECT joex_client.add('t', $1, grp => 'acme', queue => 'acme')"
     for name, is_own in IDS.items():
         if is_own:
             await role.execute(add, pack("id", name))
@@ -1053,7 +1082,7 @@ async def test_no_error_shows_the_row_that_a_function_could_not_write(roles_of, 
     """It has the place of the group on its ring: who knows places can choose a name that is before another group."""
     bound, unbound = await roles_of(*SCOPES, queues=["default"]), await roles_of(*SCOPES)
     await connection.execute("SELECT joex.submit('a'), joex.subscribe('default', '1 hour')")
-    [run] = await bound.fetch("SELECT id, lock_id FROM joex_private.accept('default')")
+    [run] = await bound.fetch("SELECT id, lock_id FROM joex_client.accept('default')")
     functions = await connection.fetch("""
         SELECT DISTINCT joex_private.name_of(p) AS name, p.proargnames[:p.pronargs] AS names,
                ARRAY(SELECT replace(format_type(t.oid, NULL), 'timestamp with time zone', 'timestamptz')
@@ -1131,7 +1160,7 @@ async def test_a_worker_needs_no_other_scope_and_touches_no_run_of_another_queue
     name = await worker.fetchval("SELECT session_user::text")
     for queue in ("mine", "theirs"):
         await connection.execute("SELECT joex.submit('a', queue => $1) FROM generate_series(1, 4)", queue)
-    accept = "SELECT id, lock_id FROM joex_private.accept('theirs')"
+    accept = "SELECT id, lock_id FROM joex_client.accept('theirs')"
     async with joex.Client(url_of(database_url, name)) as client:
         ends = []
         for end in (
@@ -1158,11 +1187,11 @@ async def test_a_worker_with_a_long_name_stops_no_return_of_the_jobs_of_others(r
     worker = await roles_of("work", "submit", queues=["mine"])
     for name in ("w" * 255, "", None):
         with pytest.raises(asyncpg.InvalidParameterValueError, match="worker: expected 1 to 254 bytes"):
-            await worker.execute("SELECT joex_private.accept('mine', 1, $1)", name)
+            await worker.execute("SELECT joex_client.accept('mine', 1, $1)", name)
     await connection.execute("SELECT joex.submit('a', queue => 'theirs')")
     mine = await worker.fetchval("SELECT joex.submit('a', queue => 'mine')")
-    await worker.execute("SELECT joex_private.accept('mine', 1, $1)", "\x01" * 254)
-    await connection.execute("SELECT joex_private.accept('theirs')")
+    await worker.execute("SELECT joex_client.accept('mine', 1, $1)", "\x01" * 254)
+    await connection.execute("SELECT joex_client.accept('theirs')")
     assert await worker.fetchval("SELECT joex.cancel($1)", mine) == "requested"
     await connection.execute("UPDATE joex_private.job SET overdue_at = now()")
     await connection.execute("SELECT joex.subscribe('listener', '1 minute')")
@@ -1210,7 +1239,7 @@ async def test_what_the_last_bound_role_has_left_open_stays_bound_when_it_is_rev
     await bound.execute("SET my.name = 'mine'")
     calls = {
         "put": "joex.submit('a', grp => 'theirs', queue => current_setting('my.name'))",
-        "take": "(joex_private.accept(current_setting('my.name'))).id",
+        "take": "(joex_client.accept(current_setting('my.name'))).id",
         "steer": "joex.set_priority(current_setting('my.job')::uuid, 'high')",
     }
     async with bound.transaction():
@@ -1333,14 +1362,16 @@ async def test_operators_of_another_role_get_into_no_view_when_it_is_made(roles_
 
 async def test_what_a_dump_without_rights_or_default_privileges_open_is_closed_by_the_next_grant(roles_of, connection):
     await connection.execute("""
-        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex, joex_private TO PUBLIC;
-        GRANT SELECT ON ALL TABLES IN SCHEMA joex, joex_private TO PUBLIC;
-        GRANT SELECT ON ALL SEQUENCES IN SCHEMA joex_private TO PUBLIC""")
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex, joex_client, joex_private TO PUBLIC;
+        GRANT SELECT ON ALL TABLES IN SCHEMA joex, joex_client, joex_private TO PUBLIC;
+        GRANT SELECT ON ALL SEQUENCES IN SCHEMA joex_private TO PUBLIC;
+        GRANT USAGE ON SCHEMA joex_private TO PUBLIC""")
     session = await roles_of("submit")
     assert {name for name, row in (await may_call(session)).items() if row["volatility"] == "v"} == CHANGES["submit"]
     for relation in ("joex.jobs", "joex_private.job", "joex_private.this_database"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await session.execute(f"TABLE {relation}")
+    assert not await connection.fetchval("SELECT has_schema_privilege('public', 'joex_private', 'USAGE')")
     await connection.execute("GRANT EXECUTE ON FUNCTION joex.cancel(uuid) TO PUBLIC")
     assert await migrate(connection) == []
     assert not await connection.fetchval("SELECT has_function_privilege('public', 'joex.cancel(uuid)', 'EXECUTE')")
@@ -1709,20 +1740,20 @@ async def test_the_watch_of_a_worker_that_is_bound_to_a_queue_concerns_that_queu
         await worker.add_listener(channel, lambda *args: heard.append((args[2], json.loads(args[3])["queue"])))
     for call in ("accept('theirs')", "accept_state('theirs')", "watch_for_workers('worker', 'theirs', '1 minute')"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not use group"):
-            await worker.execute(f"SELECT joex_private.{call}")
+            await worker.execute(f"SELECT joex_client.{call}")
     await pools.watch(connection, "operator", ["theirs"], 60)
-    await worker.execute("SELECT joex_private.watch_for_workers('worker', 'mine', '1 minute')")
-    await worker.execute("SELECT joex_private.watch_for_workers('operator', 'mine', '0')")  # the operator's stays
+    await worker.execute("SELECT joex_client.watch_for_workers('worker', 'mine', '1 minute')")
+    await worker.execute("SELECT joex_client.watch_for_workers('operator', 'mine', '0')")  # the operator's stays
     other = await roles_of("work", queues=["theirs"])
     await other.execute(
-        "SELECT joex_private.watch_for_workers('worker', 'theirs', '0')"
+        "SELECT joex_client.watch_for_workers('worker', 'theirs', '0')"
     )  # that of a worker elsewhere too
     assert await connection.fetchval("SELECT count(*) FROM joex_private.watch") == 2
     for queue in ("theirs", "mine"):
         await bench.submit(queue=queue)
     await eventually(lambda: len(heard) > 1)
     assert heard == [("joex_operator", "theirs"), ("joex_wake", "mine")]
-    accepted = await worker.fetch("SELECT queue FROM joex_private.accept('mine', 10)")
+    accepted = await worker.fetch("SELECT queue FROM joex_client.accept('mine', 10)")
     assert [row["queue"] for row in accepted] == ["mine"]
 
 

@@ -73,7 +73,7 @@ async def test_a_success_that_goes_round_once_more_stays_an_attempt(bench, me):
     await bench.start(taken)
     await bench.finish(taken)
     before = await attempts(bench, job_id)
-    await bench.connection.execute("SELECT joex_private.resubmit($1)", job_id)
+    await bench.connection.execute("SELECT joex_client.resubmit($1)", job_id)
     assert await attempts(bench, job_id) == before
     assert [one.outcome for one in before] == ["success"]
 

@@ -24,15 +24,15 @@ ACTS = {
     "joex.remove_periodic_task": "joex.remove_periodic_task('old')",
     "joex.run_periodic_task": "joex.run_periodic_task('old')",
     "joex.set_largest": "joex.set_largest('args', 9000)",
-    "joex_private.set_timeout": "joex_private.set_timeout('a', '1 minute')",
-    "joex_private.drain": "joex_private.drain('me')",
+    "joex_client.set_timeout": "joex_client.set_timeout('a', '1 minute')",
+    "joex_client.drain": "joex_client.drain('me')",
     "joex_private.set_scopes": "joex_private.set_scopes('pg_monitor', '{view}')",
 }
 # Functions with the scope operate that leave no act, and why.
 NO_ACT = {
-    "joex_private.find",  # reads
-    "joex_private.resubmit",  # what programs with keyed jobs do all day
-    "joex_private.wake_all",  # changes nothing
+    "joex_client.find",  # reads
+    "joex_client.resubmit",  # what programs with keyed jobs do all day
+    "joex_client.wake_all",  # changes nothing
     "joex.retry",  # below, with jobs that have failed
     "joex.retry_failed",
 }
@@ -73,7 +73,7 @@ async def test_an_act_that_changes_nothing_is_none(bench):
         "joex.remove(gen_random_uuid())",
         "joex.put_periodic_task('p', 'a', 'daily')",
         "joex.remove_periodic_task('q')",
-        "joex_private.drain('nobody')",
+        "joex_client.drain('nobody')",
     ):
         await bench.connection.execute(f"SELECT {call}")
     assert await audit.list_acts(bench.connection, None, 10) == []

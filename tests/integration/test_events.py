@@ -89,7 +89,7 @@ async def test_each_job_of_many_is_told_in_order_and_none_that_was_skipped(clien
 
 
 async def test_a_job_with_an_id_of_its_own_is_told_when_it_is_added(bench, subscribed):
-    add = r"SELECT joex_private.add('a', '\x0161')"
+    add = r"SELECT joex_client.add('a', '\x0161')"
     job_id = await bench.connection.fetchval(add)
     assert await bench.connection.fetchval(add) is None
     assert await subscribed.all() == [about(job_id, "job-submitted", "waiting", queue="a", group="a")]
@@ -103,7 +103,7 @@ async def test_a_start_is_told(bench, me, subscribed):
 
 async def test_the_start_of_a_worker_that_is_no_executor_is_told(bench, subscribed):
     job_id = await bench.submit()
-    await bench.connection.execute("SELECT joex_private.accept('default', 1, 'my worker')")
+    await bench.connection.execute("SELECT joex_client.accept('default', 1, 'my worker')")
     assert (await subscribed.all())[1:] == [about(job_id, "job-started", "running", "my worker")]
 
 

@@ -456,7 +456,7 @@ async def test_a_job_that_has_been_lost_too_often_fails_because_it_may_be_what_k
 @pytest.mark.parametrize("how", ["its executor died", "it was late"])
 async def test_the_executor_that_has_lost_a_job_says_whether_it_fails_and_not_who_puts_it_back(bench, how):
     """Each pool has a setting of its own, and whichever executor or operator comes first looks after all of them."""
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     lost = {}
     for most_losses in (0, 5):
         lost[most_losses] = await bench.submit()
@@ -524,12 +524,12 @@ async def test_a_suspect_is_charged_with_the_death_of_an_executor_on_which_it_ha
 )
 async def test_a_suspect_whose_run_has_come_to_its_end_runs_beside_others_again(bench, another_connection, how, stays):
     """Or each of its retries would keep an executor from the jobs of all others. A worker's process is no executor."""
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     job_id = await bench.submit()
     for nr in range(2):
         await lost(bench, nr)
     if how == "worker":
-        lock_id = await bench.connection.fetchval("SELECT lock_id FROM joex_private.accept('default')")
+        lock_id = await bench.connection.fetchval("SELECT lock_id FROM joex_client.accept('default')")
     else:
         taken = await bench.take_one(await bench.executor())
         lock_id = taken.lock_id
@@ -572,7 +572,7 @@ async def test_a_suspect_that_has_run_alone_is_one_again_with_the_next_death_and
 
 
 async def test_a_job_that_was_put_back_for_its_timeout_alone_is_no_suspect(bench):
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     await bench.submit()
     executor = await bench.executor()
     for _ in range(3):
@@ -587,7 +587,7 @@ async def test_a_job_that_was_put_back_for_its_timeout_twice_before_its_start_ha
     bench,
 ):
     """It may have waited for a process, or its code may block the loop: it is charged again once it has started."""
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     job_id, executor = await bench.submit(), await bench.executor()
     for losses in (1, 2):
         assert (await bench.take_one(executor)).losses == losses - 1
@@ -613,7 +613,7 @@ async def test_a_run_whose_timeout_has_ended_counts_for_its_group_until_its_exec
     bench, end
 ):
     """Code in a thread may go on for long. Else a group with short timeouts and long jobs would have all slots."""
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     executor = await bench.executor()
     for _ in range(4):
         await bench.submit("acme")
@@ -640,7 +640,7 @@ async def test_a_run_whose_timeout_has_ended_counts_for_its_group_until_its_exec
 async def test_the_end_of_an_executor_wakes_another_for_a_group_whose_limit_its_overrun_used_up(
     bench, another_connection
 ):
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     await stats.set_group(bench.connection, "acme", "default", max_running=1)
     executor, another = await bench.executor("one"), await bench.executor("another")
     await bench.submit("acme")
@@ -663,13 +663,13 @@ async def test_the_end_of_an_executor_wakes_another_for_a_group_whose_limit_its_
 
 async def test_a_worker_that_puts_back_the_overdue_run_of_an_executor_keeps_it_from_no_end(bench, another_connection):
     """The worker may leave its transaction open. What it has noted of the run goes with a later search."""
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     await bench.submit()
     executor, other = await bench.executor(), await another_connection()
     await bench.take_one(executor)
     await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
     async with other.transaction(), asyncio.timeout(30):
-        await other.execute("SELECT joex_private.accept('default')")
+        await other.execute("SELECT joex_client.accept('default')")
         await executors.leave(bench.connection, executor)
     overruns = "SELECT count(*) FROM joex_private.overrun"
     assert await bench.connection.fetchval(overruns) == 1
@@ -678,7 +678,7 @@ async def test_a_worker_that_puts_back_the_overdue_run_of_an_executor_keeps_it_f
 
 
 async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_worker_when_it_accepts(bench):
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     job_id = await bench.submit()
     await bench.connection.execute("UPDATE joex_private.job SET suspect = true, losses = 2")
     taken = await bench.take_one(await bench.executor())
@@ -697,14 +697,14 @@ async def test_the_timeout_of_a_suspect_begins_when_it_starts_and_that_of_a_work
     assert 3500 < await timeout() <= 3600
     assert await bench.finish(taken, "waiting", age=1.0) == []
     assert (await bench.job(job_id)).attempt == 0
-    await bench.connection.execute("SELECT joex_private.accept('default')")
+    await bench.connection.execute("SELECT joex_client.accept('default')")
     assert 3500 < await timeout() <= 3600
 
 
 @pytest.mark.parametrize("activity", [True, False])
 async def test_the_timeout_of_a_run_that_has_waited_in_its_slot_begins_when_it_starts(bench, activity):
     """As runs in processes may, where there are more slots than processes."""
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h', $1)", activity)
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h', $1)", activity)
     await bench.submit()
     taken = await bench.take_one(await bench.executor())
     await bench.connection.execute("""
@@ -719,7 +719,7 @@ async def test_the_timeout_of_a_run_that_has_waited_in_its_slot_begins_when_it_s
 
 async def test_the_mark_of_a_run_that_has_not_waited_changes_no_time_of_it(bench):
     """To change it would write the job into each index of the table."""
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
     await bench.submit()
     taken = await bench.take_one(await bench.executor())
     read = "SELECT overdue_at FROM joex_private.job"
@@ -759,7 +759,7 @@ async def test_a_suspect_whose_row_was_locked_at_its_start_is_marked_later_with_
     bench, another_connection, renewable, left
 ):
     """What it has reported meanwhile has renewed nothing."""
-    await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h', $1)", renewable)
+    await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h', $1)", renewable)
     job_id, other = await bench.submit(), await another_connection()
     await bench.connection.execute("UPDATE joex_private.job SET suspect = true, losses = 2")
     taken = await bench.take_one(await bench.executor())
@@ -788,7 +788,7 @@ async def test_the_start_of_another_job_that_was_lost_twice_waits_for_no_lock(be
     assert await bench.finish(taken, "waiting") == ["canceled"]
 
 
-@pytest.mark.parametrize("statement", ["joex.retry($1)", "joex_private.resubmit($1)"])
+@pytest.mark.parametrize("statement", ["joex.retry($1)", "joex_client.resubmit($1)"])
 async def test_a_job_that_is_run_anew_by_hand_is_no_suspect_any_more(bench, statement):
     job_id = await bench.job_in("failed", await bench.executor())
     await bench.connection.execute("UPDATE joex_private.job SET losses = 6, suspect = true")
@@ -1203,7 +1203,7 @@ MUST_SEE_THE_LATEST = {
     "give_back_unknown": "joex_private.give_back_unknown($1, 1, '{}')",
     "rescue": "joex_private.rescue('{}', '{}') WHERE $1 > 0",
     "retire": "joex_private.retire('me', true) WHERE $1 > 0",
-    "drain": "joex_private.drain(NULL) WHERE $1 > 0",
+    "drain": "joex_client.drain(NULL) WHERE $1 > 0",
     "pod_gone": "joex_private.pod_gone('pod') WHERE $1 > 0",
     "register": """joex_private.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)
                    WHERE $1 > 0""",
@@ -1277,9 +1277,9 @@ async def test_an_accept_under_an_old_snapshot_does_not_exceed_a_limit_of_which_
         assert len(await bench.take(executor, 4)) == 1
         with pytest.raises(ConfigError, match="group with a limit"), translated():
             async with worker.transaction():
-                await worker.fetch("SELECT * FROM joex_private.accept('default')")
+                await worker.fetch("SELECT * FROM joex_client.accept('default')")
     assert len(await bench.held(executor)) == 1
-    assert await worker.fetch("SELECT * FROM joex_private.accept('default')") == []
+    assert await worker.fetch("SELECT * FROM joex_client.accept('default')") == []
 
 
 # Many that die at once.

@@ -168,7 +168,7 @@ async def test_a_job_that_becomes_runnable_below_the_floor_is_not_passed_over(be
         elif way == "requeued":
             await other.execute("SELECT joex.retry_failed()")
         elif way == "resubmitted":
-            await other.execute("SELECT joex_private.resubmit($1)", job_id)
+            await other.execute("SELECT joex_client.resubmit($1)", job_id)
         elif way == "promoted":
             await other.execute("UPDATE joex_private.job SET due_at = clock_timestamp() WHERE id = $1", job_id)
             await other.execute("SELECT joex_private.promote('default')")
@@ -245,7 +245,7 @@ async def test_an_accept_in_an_old_snapshot_takes_by_the_floors_of_its_time(benc
     async with old.transaction(isolation="repeatable_read"):
         await old.execute("SELECT count(*) FROM joex_private.job")
         drawn = await read_floors.draw(bench.connection)
-        assert [row["id"] for row in await old.fetch("SELECT id FROM joex_private.accept('default', 1)")] == [first]
+        assert [row["id"] for row in await old.fetch("SELECT id FROM joex_client.accept('default', 1)")] == [first]
         assert await read_floors.raise_floors(bench.connection, drawn, [await place(bench)])
     assert (
         await bench.connection.fetchval(

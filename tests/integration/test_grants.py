@@ -25,7 +25,7 @@ ROLES = ("joex_test_tenant", "joex_test_other")
 TENANT, OTHER = ROLES
 WRITES = {
     "a grant on a function": f"GRANT EXECUTE ON FUNCTION joex.submit TO {OTHER}",
-    "a grant on the schemas": f"GRANT USAGE ON SCHEMA joex, joex_private TO {OTHER}",
+    "a grant on the schemas": f"GRANT USAGE ON SCHEMA joex, joex_client TO {OTHER}",
     "a revocation of its own": f"REVOKE EXECUTE ON FUNCTION joex.cancel FROM {TENANT}",
     "all of its own": f"DROP OWNED BY {TENANT}",
 }
@@ -216,7 +216,7 @@ async def test_a_role_of_which_nothing_but_the_scopes_is_revoked_can_do_nothing(
     jobs = [await bench.job_in("failed", await bench.executor(), group="mine"), await bench.submit("mine")]
     await set_scopes(connection, RoleScopes(TENANT, every, None, ["default"]))
     tenant = await login(TENANT)
-    run = await tenant.fetchrow("SELECT id, lock_id FROM joex_private.accept('default')")
+    run = await tenant.fetchrow("SELECT id, lock_id FROM joex_client.accept('default')")
     before = await connection.fetch("SELECT id, state, priority, progress FROM joex.jobs ORDER BY id")
     await connection.execute("DELETE FROM joex_private.role_scope")
     views = await connection.fetch(
@@ -226,14 +226,14 @@ async def test_a_role_of_which_nothing_but_the_scopes_is_revoked_can_do_nothing(
         assert await tenant.fetchval(f"SELECT count(*) FROM {view}") == 0, view  # noqa: S608 - from the catalogue
     for call in (
         "joex.submit('a', grp => 'mine')", "joex.submit_many('{a}', grps => '{mine}')", "joex.set_group('mine')",
-        "joex.set_queue('default', true)", "joex_private.accept('default')", "joex_private.add('a', '\\x02610000')",
-        "joex.events_channel()", "joex.shares()", "joex_private.drain('a')",
-        "joex.put_periodic_task('t', 'a', 'daily', grp => 'mine')", "joex_private.set_timeout('a', '1s')",
+        "joex.set_queue('default', true)", "joex_client.accept('default')", "joex_client.add('a', '\\x02610000')",
+        "joex.events_channel()", "joex.shares()", "joex_client.drain('a')",
+        "joex.put_periodic_task('t', 'a', 'daily', grp => 'mine')", "joex_client.set_timeout('a', '1s')",
         "joex.subscribe('a', '1 minute')",
     ):  # fmt: skip
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"may not use group|is bound to"):
             await tenant.execute(f"SELECT {call}")
-    assert await tenant.fetchval("SELECT joex_private.arguments($1, $2)", *run) is None
+    assert await tenant.fetchval("SELECT joex_client.arguments($1, $2)", *run) is None
     assert await tenant.fetchval("SELECT joex.update($1, $2, progress => 9)", *run) == "worker_conflict"
     assert await tenant.fetchval("SELECT joex.finish($1, $2)", *run) == "worker_conflict"
     for job in jobs:

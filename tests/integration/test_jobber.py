@@ -160,7 +160,7 @@ async def test_the_recoverer_looks_at_everything_overdue_not_only_at_the_first(h
         await client.submit_many([{"task": job_type, "queue": job_type}] * 100)
     async with client.acquire() as connection:
         for job_type in types:
-            await connection.execute("SELECT joex_private.accept($1, 100)", job_type)
+            await connection.execute("SELECT joex_client.accept($1, 100)", job_type)
     assert await states(client) == ["running"] * 600
 
     async with executor_inside(joex.App(), database_url, queues="other"):

@@ -99,7 +99,7 @@ async def test_values_that_only_look_the_same_are_different_ids_and_types(keyed)
 async def test_a_job_whose_id_and_priority_are_no_packed_values_is_shown_alone_and_ended_like_any_other(
     keyed, connection
 ):
-    add = "SELECT joex_private.add($1, $2, rank => $3)"
+    add = "SELECT joex_client.add($1, $2, rank => $3)"
     for key, rank in ((b"\xff", b""), (b"\x02acme/\xff\x00", b"\xfe"), (b"\x05" * 1000, b"\x15")):
         assert await connection.fetchval(add, T, key, rank)
     await keyed.add(T, "readable")
@@ -123,7 +123,7 @@ async def test_the_database_refuses_a_rank_that_no_take_reaches_and_says_why(con
     """Such jobs made each take look at their groups again and again, and counted as runnable for ever."""
     said = "rank: must not begin with the byte ff"
     with pytest.raises(asyncpg.CheckViolationError, match=f'violates check constraint "{said}"') as caught:
-        await connection.execute("SELECT joex_private.add($1, $2, rank => $3)", T, b"\x01", b"\xff")
+        await connection.execute("SELECT joex_client.add($1, $2, rank => $3)", T, b"\x01", b"\xff")
     assert str(translate(caught.value)) == said
 
 
@@ -639,7 +639,7 @@ async def test_a_timeout_beyond_the_calendar_is_refused_and_stops_no_take(keyed,
     await keyed.add(T, 1)
     refused = pytest.raises(InvalidJob, match=r"^timeout: more than zero, at most 100 years$")
     with refused, translated():
-        await connection.execute("SELECT joex_private.set_timeout($1, '170000000 years')", T)
+        await connection.execute("SELECT joex_client.set_timeout($1, '170000000 years')", T)
     assert (await keyed.accept(T)).id == 1
 
 

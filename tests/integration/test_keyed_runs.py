@@ -573,8 +573,8 @@ async def test_a_run_that_does_not_report_in_time_goes_back_to_pending_with_its_
 
 async def test_more_than_a_batch_is_put_back_and_a_locked_one_is_in_nobodys_way(keyed, connection, another_connection):
     await connection.execute("SELECT joex_private.serve_queue($1)", T)
-    await connection.execute("SELECT joex_private.add($1, int4send(nr)) FROM generate_series(1, 1201) nr", T)
-    await connection.execute("SELECT count(*) FROM joex_private.accept($1, 1201)", T)
+    await connection.execute("SELECT joex_client.add($1, int4send(nr)) FROM generate_series(1, 1201) nr", T)
+    await connection.execute("SELECT count(*) FROM joex_client.accept($1, 1201)", T)
     await let_time_out(connection)
     locked = await connection.fetchval("SELECT id FROM joex_private.job ORDER BY overdue_at, seq LIMIT 1")
     other = await another_connection()

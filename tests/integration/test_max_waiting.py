@@ -27,7 +27,7 @@ CALLS = {
     "submit": "joex.submit('a', grp => 'acme')",
     "submit_many": "joex.submit_many('{a, a}', grps => '{other, acme}')",
     "submit with a tracker": "joex.submit('a', grp => 'acme', tracker => 't')",
-    "add": r"joex_private.add('a', '\x02' || '\x61636d652f61'::bytea || '\x00', grp => 'acme', queue => 'default')",
+    "add": r"joex_client.add('a', '\x02' || '\x61636d652f61'::bytea || '\x00', grp => 'acme', queue => 'default')",
 }
 
 

@@ -53,24 +53,27 @@ async def test_a_second_migration_finds_nothing_to_do(empty):
 
 async def test_a_database_whose_schemas_were_dropped_has_nothing_of_joex_and_gets_it_anew(empty):
     await migrate(empty)
-    await empty.execute("DROP SCHEMA joex, joex_private CASCADE")
+    await empty.execute("DROP SCHEMA joex, joex_client, joex_private CASCADE")
     assert await schema_version(empty) == 0
     assert await migrate(empty) == [migration.name for migration in migrations()]
     assert await empty.fetchval("SELECT joex.submit('a')") is not None
 
 
-async def test_a_database_whose_schema_joex_alone_was_dropped_gets_it_again_and_keeps_its_jobs(empty):
+@pytest.mark.parametrize("schema", ["joex", "joex_client"])
+async def test_a_database_of_whose_schemas_one_without_tables_was_dropped_gets_it_again_and_keeps_its_jobs(
+    empty, schema
+):
     await migrate(empty)
     job_id = await empty.fetchval("SELECT joex.submit('a')")
-    functions = "SELECT count(*) FROM pg_proc WHERE pronamespace = to_regnamespace('joex')"
-    has_had = await empty.fetchval(functions)
-    await empty.execute("DROP SCHEMA joex CASCADE")
-    with pytest.raises(SchemaError, match=r"no schema joex: run 'joex migrate'"):
+    functions = "SELECT count(*) FROM pg_proc WHERE pronamespace = to_regnamespace($1)"
+    has_had = await empty.fetchval(functions, schema)
+    await empty.execute(f"DROP SCHEMA {schema} CASCADE")
+    with pytest.raises(SchemaError, match=r"lacks joex or joex_client: run 'joex migrate'"):
         await check_schema(empty)
     assert await migrate(empty) == []
     await check_schema(empty)
     assert await empty.fetchval("SELECT id FROM joex.jobs") == job_id
-    assert await empty.fetchval(functions) == has_had
+    assert await empty.fetchval(functions, schema) == has_had
 
 
 async def test_eight_processes_may_migrate_at_once_and_one_of_them_does(empty_database_url):
@@ -220,13 +223,13 @@ async def _definitions_by_transaction(connection):
     """Each function, view and trigger, with the transaction that has written it."""
     rows = await connection.fetch("""
         SELECT oid::regprocedure::text AS name, xmin::text FROM pg_proc
-        WHERE pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+        WHERE pronamespace IN ('joex'::regnamespace, 'joex_client'::regnamespace, 'joex_private'::regnamespace)
         UNION ALL SELECT r.rulename || ' on ' || c.oid::regclass, r.xmin::text FROM pg_rewrite r
             JOIN pg_class c ON c.oid = r.ev_class
-            WHERE c.relnamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+            WHERE c.relnamespace::regnamespace::text IN ('joex', 'joex_client', 'joex_private')
         UNION ALL SELECT t.tgname || ' on ' || c.oid::regclass, t.xmin::text FROM pg_trigger t
             JOIN pg_class c ON c.oid = t.tgrelid
-            WHERE c.relnamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace) AND NOT t.tgisinternal
+            WHERE c.relnamespace::regnamespace::text IN ('joex', 'joex_client', 'joex_private') AND NOT t.tgisinternal
     """)
     return {row["name"]: row["xmin"] for row in rows}
 
@@ -312,7 +315,7 @@ async def test_a_migration_names_the_index_of_another_role_that_keeps_it_from_ch
     """The server asks for no right on a type that an expression of an index has."""
     await migrate(empty)
     await empty.execute("DO $$ BEGIN CREATE ROLE poor LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
-    await empty.execute("SELECT joex_private.set_scopes('poor', '{submit}', '{mine}')")
+    await empty.execute("SELECT joex_private.set_scopes('poor', '{view}')")
     await empty.execute("CREATE SCHEMA his AUTHORIZATION poor")
     await empty.execute(
         "SET ROLE poor; CREATE TABLE his.own (); CREATE INDEX one ON his.own ((NULL::joex_private.job)); RESET ROLE"

@@ -21,7 +21,7 @@ STATEMENTS = [
     ("task", "SELECT joex.submit('joex.x')"),
     ("task", "SELECT joex.submit('joex.x', tracker => 't')"),
     ("task", "SELECT joex.submit_many('{a, joex.x}')"),
-    ("task", "SELECT joex_private.add('joex.x', '\\x00')"),
+    ("task", "SELECT joex_client.add('joex.x', '\\x00')"),
     ("task", "SELECT joex.put_periodic_task('p', 'joex.x', 'daily')"),
     ("task", "INSERT INTO joex_private.job (task, lane) VALUES ('joex.x', 2)"),
     ("task", "UPDATE joex_private.job SET task = 'joex.x'"),

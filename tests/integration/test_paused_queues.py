@@ -42,7 +42,7 @@ async def test_no_job_of_it_begins_while_runs_go_on_and_submissions_are_accepted
     await bench.start(taken)
     assert await bench.finish(taken) == []
     assert await bench.take(me, 5) == []
-    assert await bench.connection.fetch("SELECT FROM joex_private.accept('default')") == []
+    assert await bench.connection.fetch("SELECT FROM joex_client.accept('default')") == []
     other = await bench.submit(queue="other")
     both = await runs.take(bench.connection, me, ["default", "other"], 5, FOUR_ONE)
     assert [one.id for one in both] == [other]

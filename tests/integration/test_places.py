@@ -88,7 +88,7 @@ async def test_each_database_has_places_of_its_own(bench):
 async def test_a_database_that_has_lost_its_key_refuses_jobs_and_loses_none(bench):
     row = await bench.connection.fetchrow("DELETE FROM joex_private.this_database RETURNING ring_key, events_channel")
     calls = ("joex.submit('a')", "joex.submit_many('{a}')", "joex.submit_many('{a}', trackers => '{t}')")
-    for call in (*calls, r"joex_private.add('a', '\x0161')"):
+    for call in (*calls, r"joex_client.add('a', '\x0161')"):
         with pytest.raises(asyncpg.PostgresError, match=r"lost its row|null value in column .ring"):
             await bench.connection.execute(f"SELECT {call}")
     await bench.connection.execute(

@@ -382,7 +382,7 @@ async def test_one_that_has_written_does(fleet, another_connection):
 
 async def test_so_does_one_that_waited_while_the_executor_of_the_other_one_began_to_drain(fleet, another_connection):
     async with two_takes_in_line(fleet, another_connection) as found:
-        await fleet.bench.connection.execute("SELECT joex_private.drain('taker')")
+        await fleet.bench.connection.execute("SELECT joex_client.drain('taker')")
     assert found == [[], [GROUPS[0]], 1]
 
 
@@ -425,7 +425,7 @@ async def test_a_take_that_waits_for_its_executor_holds_up_no_other(fleet, anoth
     await fleet.fill()
     drain, first = await another_connection(), await another_connection()
     async with drain.transaction():
-        await drain.execute("SELECT joex_private.drain('taker')")
+        await drain.execute("SELECT joex_client.drain('taker')")
         await fleet.make_room(0)
         waits = asyncio.ensure_future(runs.take(first, fleet.taker, ["default"], 2, FOUR_ONE))
         await eventually(lambda: fleet.bench.connection.fetchval(_WAITS, first.get_server_pid()))

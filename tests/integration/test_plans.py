@@ -558,7 +558,7 @@ async def accepted(bench: Bench, number: int, queue: str = "keyed") -> list[keye
 async def test_an_accept_up_to_a_priority_passes_over_nothing_that_is_above_it(bench, is_any_due):
     if is_any_due:
         await bench.connection.execute(
-            "SELECT joex_private.add('keyed', '\\x01', rank => $1)", tuples.pack("priority", NOW)
+            "SELECT joex_client.add('keyed', '\\x01', rank => $1)", tuples.pack("priority", NOW)
         )
     limit = tuples.pack("priority", NOW)
     taken, reading = await read_by(bench, worker_runs.accept(bench.connection, "keyed", 1, "worker", limit))

@@ -404,7 +404,7 @@ class TestRetirement:
 
     async def test_one_is_busy_while_code_goes_on_whose_timeout_has_ended(self, bench) -> None:
         """It may be code in a thread: the pool counts its slot, and doesn't drain its executor as an idle one."""
-        await bench.connection.execute("SELECT joex_private.set_timeout('a', '1h')")
+        await bench.connection.execute("SELECT joex_client.set_timeout('a', '1h')")
         executor = await bench.executor("p/a-0")
         await bench.submit()
         job = await bench.take_one(executor)
@@ -620,7 +620,7 @@ class TestWatch:
             await pools.watch(other, "p/a", ["default"], 1)
             await bench.connection.execute("SET lock_timeout = '1s'")
             await pools.watch(bench.connection, "p/b", ["default"], 60)
-            await bench.connection.execute("SELECT joex_private.watch_for_workers('w', 'default', '1 minute')")
+            await bench.connection.execute("SELECT joex_client.watch_for_workers('w', 'default', '1 minute')")
         await bench.connection.execute(
             "UPDATE joex_private.watch SET until = until - interval '2 hours' WHERE name <> 'p/b'"
         )
@@ -647,19 +647,19 @@ class TestWatch:
             before, blocks = [await bench.connection.fetchval(sql) for sql in (READ_OF_WATCHES, by_name)]
             await pools.watch(bench.connection, "p/b", ["default"], 60)
             for duration in ("1 minute", "0"):
-                await bench.connection.execute(f"SELECT joex_private.watch_for_workers('w', 'other', '{duration}')")
+                await bench.connection.execute(f"SELECT joex_client.watch_for_workers('w', 'other', '{duration}')")
             assert await bench.connection.fetchval(READ_OF_WATCHES) - before <= 2000 + 20
             assert await bench.connection.fetchval(by_name) - blocks <= 20
 
     async def test_a_submission_planned_beside_few_watches_reads_few_of_many(self, bench, another_connection):
         """A worker may make them, for its queue, in a transaction that stays open: nothing tells the server then."""
-        await bench.connection.execute("SELECT joex_private.watch_for_workers('w', 'other', '1 hour')")
+        await bench.connection.execute("SELECT joex_client.watch_for_workers('w', 'other', '1 hour')")
         await bench.connection.execute("ANALYZE joex_private.watch")
         for _ in range(10):
             await bench.submit()
         other, made = (
             await another_connection(),
-            "SELECT joex_private.watch_for_workers('w' || $1::int, 'other', '1 hour')",
+            "SELECT joex_client.watch_for_workers('w' || $1::int, 'other', '1 hour')",
         )
         async with other.transaction(), bench.connection.transaction():
             await other.executemany(made, [(nr,) for nr in range(2000)])

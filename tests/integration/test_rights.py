@@ -67,7 +67,7 @@ async def test_a_role_takes_due_jobs_of_a_queue_that_no_take_could_grant_it(logi
 async def test_a_role_that_may_read_alone_makes_no_queue_and_moves_no_cursor(login, bench, connection):
     reader = await login(ROLES[0])
     await connection.execute(
-        f"REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex, joex_private FROM {ROLES[0]}"
+        f"REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA joex, joex_client, joex_private FROM {ROLES[0]}"
     )
     await bench.executor()
     for call in ("joex_private.serve_queue('new')", "setval('joex_private.ring_cursor_1', 1)"):
@@ -107,7 +107,9 @@ async def test_a_role_that_attaches_the_making_of_sequences_to_a_table_of_its_ow
 ):
     one = await login(ROLES[0])
     if may_execute:  # the function itself refuses too, before it reads a value
-        await connection.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex, joex_private TO {ROLES[0]}")
+        await connection.execute(
+            f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex, joex_client, joex_private TO {ROLES[0]}"
+        )
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="make_ring_cursor"):
         await one.execute(ATTACK)
     assert not await connection.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", ROLES[0])

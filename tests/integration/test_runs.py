@@ -808,10 +808,10 @@ async def test_a_success_that_is_run_once_more_stays_in_the_log(bench, me):
     for attempt in (1, 2, 3):
         taken = await bench.take_one(me)
         if attempt == 2:  # asked for while it runs
-            await bench.connection.execute("SELECT joex_private.resubmit($1)", job_id)
+            await bench.connection.execute("SELECT joex_client.resubmit($1)", job_id)
         await bench.finish(taken, "success", age=1.0)
         if attempt == 1:
-            await bench.connection.execute("SELECT joex_private.resubmit($1)", job_id)
+            await bench.connection.execute("SELECT joex_client.resubmit($1)", job_id)
     assert await log_of(bench, job_id) == [
         (1, "info", "succeeded"),
         (2, "warning", "succeeded; it was resubmitted, and runs once more"),

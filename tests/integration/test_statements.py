@@ -49,13 +49,13 @@ async def test_no_statement_is_kept_from_the_register():
 
 
 CALLS = {
-    "accept": "joex_private.accept('default')",
-    "add": "joex_private.add('a', '\\x0161')",
+    "accept": "joex_client.accept('default')",
+    "add": "joex_client.add('a', '\\x0161')",
     "announce": f"joex_private.announce('job-finished', ARRAY[{NO_JOB}])",
     "announce_ends": f"joex_private.announce_ends(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], '{{}}')",
     "announce_executor": "joex_private.announce_executor('executor-left', 1)",
     "announce_short": f"joex_private.announce_short(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0], NULL)",
-    "arguments": f"joex_private.arguments({NO_JOB}, {NO_JOB})",
+    "arguments": f"joex_client.arguments({NO_JOB}, {NO_JOB})",
     "cancel": f"joex.cancel({NO_JOB})",
     "check_most": "joex_private.check_most(0)",
     "check_name": "joex_private.check_name('queue', 'default')",
@@ -67,7 +67,7 @@ CALLS = {
     "work": "* FROM joex_private.work(ARRAY['default'], 100, 1000, '{}', 30)",
     "latest_runs": "* FROM joex_private.latest_runs(NULL)",
     "demand_by_group": "joex_private.demand_by_group('default', 100)",
-    "drain": "joex_private.drain('nobody')",
+    "drain": "joex_client.drain('nobody')",
     "end_executor": "joex_private.end_executor(1, 'left')",
     "get_up": "joex_private.get_up(1)",
     "leave_dead_sleepers": "joex_private.leave_dead_sleepers()",
@@ -75,7 +75,7 @@ CALLS = {
     "sleepers_from": "joex_private.sleepers_from()",
     "give_back_unknown": "joex_private.give_back_unknown(1, 1, '{}')",
     "fall_asleep": "joex_private.fall_asleep(1)",
-    "find": "joex_private.find('a', '\\x0161')",
+    "find": "joex_client.find('a', '\\x0161')",
     "forget_retired": "joex_private.forget_retired('a/b', now())",
     "finish": f"joex.finish({NO_JOB}, {NO_JOB})",
     "finish_many": f"joex_private.finish_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY['success'], \
@@ -137,7 +137,7 @@ CALLS = {
     "note_act": "joex_private.note_act('cancel', 'a')",
     "forget_acts": "joex_private.forget_acts('1 day')",
     "retry_now": f"joex_private.retry_now({NO_JOB})",
-    "versions": f"* FROM joex_private.versions(ARRAY[{NO_JOB}])",
+    "versions": f"* FROM joex_client.versions(ARRAY[{NO_JOB}])",
     "events_channel": "joex.events_channel()",
     "floor_of": "* FROM joex_private.floor_of('default', 1)",
     "next_place": "* FROM joex_private.next_place('default', 0, 1, true)",
@@ -157,8 +157,8 @@ CALLS = {
     "is_crowded": "joex_private.is_crowded()",
     "switch_floors": "joex_private.switch_floors()",
     "set_floors": "joex_private.set_floors(true)",
-    "run_of": f"joex_private.run_of('a', '\\x0201', {NO_JOB})",
-    "goes_round": f"joex_private.goes_round({NO_JOB})",
+    "run_of": f"joex_client.run_of('a', '\\x0201', {NO_JOB})",
+    "goes_round": f"joex_client.goes_round({NO_JOB})",
     "heartbeat": "joex_private.heartbeat(1)",
     "end_overruns": f"joex_private.end_overruns(1, ARRAY[{NO_JOB}])",
     "note_overruns": f"joex_private.note_overruns(1, ARRAY[{NO_JOB}], '{{default}}', '{{a}}', ARRAY[{NO_JOB}])",
@@ -172,7 +172,7 @@ CALLS = {
     "put_back_orphans": "joex_private.put_back_orphans(100)",
     "silent": "joex_private.silent('{60}', '{1}')",
     "send": "joex_private.send('joex_test', 'payload')",
-    "highest_rank": "joex_private.highest_rank()",
+    "highest_rank": "joex_client.highest_rank()",
     "is_awaited": "joex_private.is_awaited('default')",
     "is_large": "joex_private.is_large('{}')",
     "is_heard": "joex_private.is_heard(true)",
@@ -204,10 +204,10 @@ CALLS = {
     "lock_app_id": "joex_private.lock_app_id('a/b')",
     "sleep_state": "joex_private.sleep_state(ARRAY['default'])",
     "leaves_overdue": "joex_private.leaves_overdue()",
-    "accept_state": "joex_private.accept_state('default')",
+    "accept_state": "joex_client.accept_state('default')",
     "note_many": f"joex_private.note_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[1], ARRAY[0.0], ARRAY['info'], \
                    ARRAY['line'], ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[50]::smallint[], ARRAY['half'])",
-    "wake_all": "joex_private.wake_all()",
+    "wake_all": "joex_client.wake_all()",
     "pod_gone": "joex_private.pod_gone('nothing')",
     "priority_of": "joex_private.priority_of('High')",
     "promote": "joex_private.promote('default')",
@@ -219,7 +219,7 @@ CALLS = {
     "register": "joex_private.register('b', NULL, 'h', '', 1, '', '0', '{default}', '{}', 1, NULL, '1s', false, 5)",
     "remove": f"joex.remove({NO_JOB})",
     "rescue": "joex_private.rescue('{60}', '{1}')",
-    "resubmit": f"joex_private.resubmit({NO_JOB})",
+    "resubmit": f"joex_client.resubmit({NO_JOB})",
     "retire": "joex_private.retire('a/b', true)",
     "retry": f"joex.retry({NO_JOB})",
     "retry_failed": "joex.retry_failed()",
@@ -237,7 +237,7 @@ CALLS = {
     "set_queue": "joex.set_queue('default', false)",
     "set_group": "joex.set_group('a', weight => 2)",
     "set_priority": f"joex.set_priority({NO_JOB}, 'high')",
-    "set_timeout": "joex_private.set_timeout('a', '1 minute', false)",
+    "set_timeout": "joex_client.set_timeout('a', '1 minute', false)",
     "shares": "joex.shares()",
     "replicas": "joex_private.replicas('a/')",
     "start_many": f"joex_private.start_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0])",
@@ -278,7 +278,7 @@ CALLS = {
     "wait_no_more": f"joex.wait_no_more('me', ARRAY[{NO_JOB}])",
     "why": f"joex.why({NO_JOB})",
     "watch": "joex_private.watch('a/b', ARRAY['default'], '1 minute')",
-    "watch_for_workers": "joex_private.watch_for_workers('me', 'default', '1 minute')",
+    "watch_for_workers": "joex_client.watch_for_workers('me', 'default', '1 minute')",
     "forget_watches": "joex_private.forget_watches('me')",
     "forget_subscriptions": "joex_private.forget_subscriptions()",
     "places_before": "joex_private.places_before('default', 1, 0)",
@@ -288,7 +288,7 @@ CALLS = {
 
 async def test_every_function_of_the_schema_is_called_here(connection):
     rows = await connection.fetch(
-        "SELECT proname FROM pg_proc WHERE pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)"
+        "SELECT proname FROM pg_proc WHERE pronamespace::regnamespace::text IN ('joex', 'joex_client', 'joex_private')"
     )
     assert {row["proname"] for row in rows} == set(CALLS)
 

@@ -199,7 +199,7 @@ async def test_a_priority_may_be_written_in_whichever_case(bench, client, priori
     submitted += [row[0] for row in await bench.connection.fetch(
         "SELECT joex.submit_many(ARRAY['a'], priorities => ARRAY[$1])", priority
     )]  # fmt: skip
-    submitted.append(await bench.connection.fetchval("SELECT joex_private.add('a', '1', priority => $1)", priority))
+    submitted.append(await bench.connection.fetchval("SELECT joex_client.add('a', '1', priority => $1)", priority))
     changed = [await bench.submit() for _ in range(2)]
     assert await client.set_priority(changed[0], priority)
     assert await bench.connection.fetchval("SELECT joex.set_priority($1, $2)", changed[1], priority)
@@ -558,7 +558,7 @@ WRONG_IN_SQL = {
         for most in ("-1", "NULL")
     },
     **{
-        f"joex_private.accept('q', {jobs})": f"jobs: expected 0 to 10000; got {jobs}"
+        f"joex_client.accept('q', {jobs})": f"jobs: expected 0 to 10000; got {jobs}"
         for jobs in ("-1", "10001", "2147483647", "NULL")
     },
 }

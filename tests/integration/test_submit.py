@@ -641,8 +641,8 @@ LARGE = (
     "SELECT joex.submit_many(ARRAY['a', 'a'], ARRAY['{}', args]) FROM document",
     "INSERT INTO joex_private.job (task, args, lane) SELECT 'a', args, 2 FROM document",
     "SELECT joex.set_args((SELECT id FROM joex_private.job), args) FROM document",
-    "SELECT joex_private.add('keyed', 'two', args) FROM document",
-    "SELECT joex_private.add('keyed', 'two', opts => args) FROM document",
+    "SELECT joex_client.add('keyed', 'two', args) FROM document",
+    "SELECT joex_client.add('keyed', 'two', opts => args) FROM document",
     "SELECT joex.put_periodic_task('a', 't', 'daily', args => args) FROM document",
 )
 DIGITS = "('{\"x\": [' || repeat('1e131071,', $1) || '0]}')::jsonb"

@@ -72,7 +72,8 @@ async def test_a_database_that_serves_again_is_as_one_that_was_just_made(postgre
 
 _PASSING_ROLE = """
     CREATE ROLE passing; GRANT SELECT ON ALL TABLES IN SCHEMA joex TO passing;
-    GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex, joex_private TO passing; DROP OWNED BY passing; DROP ROLE passing
+    GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA joex, joex_client, joex_private TO passing;
+    DROP OWNED BY passing; DROP ROLE passing
 """
 
 

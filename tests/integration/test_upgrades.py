@@ -268,7 +268,7 @@ async def test_a_migration_by_order_drains_no_successor_that_knows_enough_of_the
 ):
     """It takes jobs beside its predecessor, which has the same app-id, is too old, and drains already."""
     predecessor = await bench.executor("p/a-0")
-    await connection.execute("SELECT joex_private.drain('p/a-0')")
+    await connection.execute("SELECT joex_client.drain('p/a-0')")
     with monkeypatch.context() as patch:
         patch.setattr("joex.store.executors.known_version", lambda: NEXT)
         successor = await bench.executor("p/a-0", beside=[predecessor])

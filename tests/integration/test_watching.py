@@ -482,7 +482,7 @@ async def test_who_waits_sleeps_between_the_looks_while_an_old_transaction_is_op
         async with waiting(client.wait(job_id), job_id) as wait:
             async with waiting(client.wait(another), another) as gone:
                 gone.cancel()
-            await eventually(lambda: sum("joex_private.versions" in question for question in asked) > 10)
+            await eventually(lambda: sum("joex_client.versions" in question for question in asked) > 10)
             assert len(rings) < 50
             await jobs.cancel(bench.connection, job_id)
         assert (await wait).state == "cancelled"

@@ -11,7 +11,7 @@ async def make_settable(connection: asyncpg.Connection) -> None:
             'SELECT pg_catalog.clock_timestamp() + c.ahead FROM public.clock c';
         DO $do$ DECLARE v_function text; BEGIN
             FOR v_function IN SELECT pg_get_functiondef(p.oid) FROM pg_proc p
-                              WHERE pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+                              WHERE pronamespace::regnamespace::text IN ('joex', 'joex_client', 'joex_private')
                                   AND prosrc LIKE '%clock_timestamp()%' LOOP
                 EXECUTE replace(v_function, 'clock_timestamp()', 'public.clock()');
             END LOOP;

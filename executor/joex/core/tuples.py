@@ -39,7 +39,7 @@ LONGEST = 1000
 """Bytes of a packed id or priority."""
 _DEEPEST = 100  # so that JSON readers can read every value back
 _ABOVE_ALL = b"\xff"
-"""joex_private.highest_rank: takes that have no limit go up to there."""
+"""joex_client.highest_rank: takes that have no limit go up to there."""
 _INCOMPLETE = b"\xff" * 10
 """The transaction version of a versionstamp that FoundationDB has still to complete. The library reads it as None."""
 

@@ -57,8 +57,8 @@ _SLEEP_STATE = statement("""
     FROM joex_private.sleep_state($1::text[])
 """)
 _SHOW_DRAIN = statement("UPDATE joex_private.executor SET draining = true WHERE id = $1::integer")
-_DRAIN = statement("SELECT joex_private.drain($1::text)")
-_NOTIFY = statement("SELECT joex_private.wake_all($1::text)")
+_DRAIN = statement("SELECT joex_client.drain($1::text)")
+_NOTIFY = statement("SELECT joex_client.wake_all($1::text)")
 _FORGET = statement("""
     DELETE FROM joex_private.executor WHERE left_at < clock_timestamp() - $1::interval AND NOT orphans
 """)

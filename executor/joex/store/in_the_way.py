@@ -25,13 +25,13 @@ _USERS_OF_SCHEMA = statement("""
 # hold those of the ids of its savepoints, so all of these are named.)
 _WRITERS_OF_RIGHTS = statement("""
     WITH written AS (
-        SELECT n.xmax FROM pg_namespace n WHERE n.nspname IN ('joex', 'joex_private')
+        SELECT n.xmax FROM pg_namespace n WHERE n.nspname IN ('joex', 'joex_client', 'joex_private')
         UNION SELECT f.xmax FROM pg_proc f JOIN pg_namespace n ON n.oid = f.pronamespace
-              WHERE n.nspname IN ('joex', 'joex_private')
+              WHERE n.nspname IN ('joex', 'joex_client', 'joex_private')
         UNION SELECT c.xmax FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-              WHERE n.nspname IN ('joex', 'joex_private')
+              WHERE n.nspname IN ('joex', 'joex_client', 'joex_private')
         UNION SELECT a.xmax FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-              JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname IN ('joex', 'joex_private'))
+              JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname IN ('joex', 'joex_client', 'joex_private'))
     SELECT DISTINCT format('session %s (%s%s', a.pid, a.usename, ', ' || a.state) AS what, a.xact_start AS since,
                     true AS is_client
     FROM written w JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = w.xmax AND l.granted

@@ -43,13 +43,13 @@ class KeyedRow:
 
 
 _ADD = statement("""
-    SELECT joex_private.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
+    SELECT joex_client.add($1::text, $2::bytea, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::text, $7::text,
                             subject => $8::text, submitter => $9::text, cancel => $10::boolean,
                             resubmit => $11::boolean, trace_context => $12::text)
 """)
-_FIND = statement("SELECT joex_private.find($1::text, $2::bytea)")
+_FIND = statement("SELECT joex_client.find($1::text, $2::bytea)")
 _REMOVE = statement("SELECT joex.remove($1::uuid)")
-_RESUBMIT = statement("SELECT joex_private.resubmit($1::uuid)")
+_RESUBMIT = statement("SELECT joex_client.resubmit($1::uuid)")
 _FIELDS = frozenset(KeyedRow.__match_args__)
 OPTIONS = ("priority", "data", "cancel", "resubmit")
 """The options of a job; its other fields are free. (SQL may have given a free one such a name.)"""
@@ -66,7 +66,7 @@ _GET, _GET_HEAD = (
     for fields in (COLUMNS, _HEADS)
 )
 _FIND_MANY = statement("""
-    SELECT joex_private.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
+    SELECT joex_client.find($1::text, k.key) FROM unnest($2::bytea[]) WITH ORDINALITY AS k(key, nr) ORDER BY k.nr
 """)
 _READ = statement(f"SELECT {COLUMNS} FROM joex_private.job WHERE id = ANY ($1::uuid[])")  # noqa: S608 - likewise
 _LIST = listing(

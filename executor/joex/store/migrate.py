@@ -1,4 +1,4 @@
-"""Migrates the schemas ``joex`` and ``joex_private`` of a database to this version, and checks their version.
+"""Migrates the schemas ``joex``, ``joex_client`` and ``joex_private`` to this version, and checks their version.
 
 The numbered files of ``migrations/`` run once each, in one transaction. It locks the table of those that have run, so
 that any number of pods may run them at their start; of those that would make the schemas, the server lets one do it.
@@ -40,6 +40,7 @@ _WAIT_BRIEFLY = statement("""
 """)
 _VERSIONS_TABLE = """
     CREATE SCHEMA IF NOT EXISTS joex;
+    CREATE SCHEMA IF NOT EXISTS joex_client;
     CREATE SCHEMA IF NOT EXISTS joex_private;
     CREATE TABLE IF NOT EXISTS joex_private.migration (
         number       integer PRIMARY KEY,
@@ -50,8 +51,8 @@ _VERSIONS_TABLE = """
     )
 """
 _HAS_VERSIONS = statement("SELECT to_regclass('joex_private.migration') IS NOT NULL")
-_NO_PUBLIC = "the database has the schema joex_private, and no schema joex"
-_HAS_PUBLIC = statement("SELECT to_regnamespace('joex') IS NOT NULL")
+_NO_PUBLIC = "the database has the schema joex_private, and lacks joex or joex_client"
+_HAS_PUBLIC = statement("SELECT num_nulls(to_regnamespace('joex'), to_regnamespace('joex_client')) = 0")
 _SECURE = statement("SELECT joex_private.secure()")
 _SECURE_ONLY = statement("SELECT joex_private.secure(p_grants => false)")
 _ENCODING = statement("SELECT getdatabaseencoding()")
@@ -60,10 +61,10 @@ _ENCODING = statement("SELECT getdatabaseencoding()")
 _PLANTED = statement("""
     WITH found AS (
         SELECT 'pg_namespace'::regclass::oid AS kind, n.oid FROM pg_namespace n
-        WHERE n.nspname IN ('joex', 'joex_private')
+        WHERE n.nspname IN ('joex', 'joex_client', 'joex_private')
         UNION ALL
         SELECT d.classid, d.objid FROM pg_depend d JOIN pg_namespace n ON n.oid = d.refobjid
-        WHERE d.refclassid = 'pg_namespace'::regclass::oid AND n.nspname IN ('joex', 'joex_private')
+        WHERE d.refclassid = 'pg_namespace'::regclass::oid AND n.nspname IN ('joex', 'joex_client', 'joex_private')
               -- (Any role may set such a default, which is for what it makes itself.)
               AND d.classid <> 'pg_default_acl'::regclass::oid)
     SELECT pg_describe_object(f.kind, f.oid, 0) AS name, o.rolname AS owner, u.rolsuper AS is_superuser
@@ -78,7 +79,8 @@ _USERS_OF_TYPES = statement("""
     SELECT pg_describe_object('pg_class'::regclass, c.oid, 0) AS name, c.relowner::regrole::text AS owner
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid JOIN pg_class c ON c.oid = a.attrelid
     WHERE t.typnamespace = to_regnamespace('joex_private') AND c.relkind <> 'v'
-          AND c.relnamespace NOT IN (SELECT n.oid FROM pg_namespace n WHERE n.nspname IN ('joex', 'joex_private'))
+          AND c.relnamespace NOT IN (
+              SELECT n.oid FROM pg_namespace n WHERE n.nspname IN ('joex', 'joex_client', 'joex_private'))
     ORDER BY t.typtype <> 'c', c.oid LIMIT 1
 """)
 _VERSION = "SELECT coalesce(max(number), 0) FROM joex_private.migration"
@@ -93,7 +95,7 @@ _TOO_OLD = statement("""
     WHERE e.left_at IS NULL AND e.schema_version < $1::integer AND l.heartbeat_at > clock_timestamp() - e.lease * 5
     ORDER BY e.app_id
 """)
-_DRAIN = statement("SELECT joex_private.drain($1::text)")
+_DRAIN = statement("SELECT joex_client.drain($1::text)")
 _FIELD = re.compile(r"^-- min_reader: (\d+)$", re.MULTILINE)
 
 
@@ -227,7 +229,7 @@ async def _migrate_now(connection: Connection, *, is_long: bool, lock_out: bool)
         version = await schema_version(connection)
         await _refuse_too_new(connection, version, known[-1].number)
         missing = [migration for migration in known if migration.number > version]
-        has_public = await connection.fetchval(_HAS_PUBLIC)  # DROP SCHEMA joex alone leaves all jobs where they are
+        has_public = await connection.fetchval(_HAS_PUBLIC)  # DROP SCHEMA joex leaves all jobs where they are
         if not missing and has_public:
             await connection.execute(_WAIT_BRIEFLY, is_long)
             await connection.execute(_SECURE_ONLY)  # a dump without rights may have been restored

@@ -33,7 +33,7 @@ _NOTE = statement("""
     SELECT * FROM joex_private.note_many($1::uuid[], $2::uuid[], $3::integer[], $4::float8[], $5::text[], $6::text[],
                                          $7::uuid[], $8::uuid[], $9::smallint[], $10::text[])
 """)
-_ARGUMENTS = statement("SELECT joex_private.arguments($1::uuid, $2::uuid)::text")
+_ARGUMENTS = statement("SELECT joex_client.arguments($1::uuid, $2::uuid)::text")
 _SIZE_LIMITS = statement("SELECT joex_private.largest('args'), joex_private.largest('result')")
 _FORGET_TURNS = statement("SELECT joex_private.forget_turns()")
 

@@ -24,7 +24,7 @@ _FORGET = statement("SELECT joex_private.forget_subscriptions() + joex_private.f
 _EVENTS_CHANNEL = statement("SELECT joex.events_channel()")
 _WAIT_FOR = statement("SELECT joex.wait_for($1::text, $2::uuid[])")
 _WAIT_NO_MORE = statement("SELECT joex.wait_no_more($1::text, $2::uuid[])")
-_VERSIONS = statement("SELECT oldest_xid, ids, xmins, states FROM joex_private.versions($1::uuid[])")
+_VERSIONS = statement("SELECT oldest_xid, ids, xmins, states FROM joex_client.versions($1::uuid[])")
 _READ = statement(f"SELECT {COLUMNS} FROM joex.jobs WHERE id = ANY ($1::uuid[])")  # noqa: S608 - put together of constants
 
 _STATES = statement("SELECT id, state::text FROM joex.jobs WHERE id = ANY ($1::uuid[])")

@@ -8,7 +8,7 @@ from datetime import timedelta
 from joex.store.errors import translated
 from joex.store.statement import Connection, statement
 
-_SET_TIMEOUT = statement("SELECT joex_private.set_timeout($1::text, $2::interval, $3::boolean)")
+_SET_TIMEOUT = statement("SELECT joex_client.set_timeout($1::text, $2::interval, $3::boolean)")
 _TIMEOUTS = statement("SELECT task, timeout, renewable FROM joex_private.task_timeout ORDER BY task")
 _RECOVER = statement("SELECT app_id, jobs FROM joex_private.recover_overdue()")
 

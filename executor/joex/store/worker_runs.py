@@ -14,11 +14,11 @@ from joex.store.statement import Connection, id_of, statement
 
 _ACCEPT = statement(f"""
     SELECT {COLUMNS}
-    FROM joex_private.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex_private.highest_rank()))
+    FROM joex_client.accept($1::text, $2::integer, $3::text, coalesce($4::bytea, joex_client.highest_rank()))
 """)  # noqa: S608 - likewise
-_FIND = statement("SELECT id, failures, retries FROM joex_private.run_of($1::text, $2::bytea, $3::uuid)")
+_FIND = statement("SELECT id, failures, retries FROM joex_client.run_of($1::text, $2::bytea, $3::uuid)")
 _UPDATE = statement("""
-    SELECT u.answer, u.answer = 'ok' AND joex_private.goes_round($1::uuid) AS resubmit
+    SELECT u.answer, u.answer = 'ok' AND joex_client.goes_round($1::uuid) AS resubmit
     FROM joex.update($1::uuid, $2::uuid, $3::text::jsonb, $4::text::jsonb, $5::bytea, $6::integer, $7::text,
                      $8::boolean) AS u(answer)
 """)
@@ -26,8 +26,8 @@ _FINISH = statement("""
     SELECT joex.finish($1::uuid, $2::uuid, $3::text::jsonb, $4::text, $5::text, $6::text, $7::interval,
                        $8::boolean)
 """)
-_ACCEPT_STATE = statement("SELECT next_due, oldest_xid FROM joex_private.accept_state($1::text)")
-_WATCH = statement("SELECT joex_private.watch_for_workers($1::text, $2::text, $3::interval)")
+_ACCEPT_STATE = statement("SELECT next_due, oldest_xid FROM joex_client.accept_state($1::text)")
+_WATCH = statement("SELECT joex_client.watch_for_workers($1::text, $2::text, $3::interval)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ CREATE DOMAIN joex_private.submitter_name AS text NOT NULL CONSTRAINT "submitter
 CREATE DOMAIN joex_private.job_args AS jsonb NOT NULL CONSTRAINT "args: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
 CREATE DOMAIN joex_private.job_opts AS jsonb CONSTRAINT "opts: must be a JSON object" CHECK (jsonb_typeof(VALUE) = 'object');
 CREATE DOMAIN joex_private.job_key AS bytea CONSTRAINT "key: 1 to 1000 bytes" CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
--- (No tuple packs into bytes that begin with ff: takes without a limit go up to there, see joex_private.highest_rank.)
+-- (No tuple packs into bytes that begin with ff: takes without a limit go up to there, see joex_client.highest_rank.)
 CREATE DOMAIN joex_private.job_rank AS bytea NOT NULL CONSTRAINT "rank: at most 1000 bytes" CHECK (octet_length(VALUE) <= 1000)
     CONSTRAINT "rank: must not begin with the byte ff" CHECK (VALUE < '\xff');
 CREATE DOMAIN joex_private.job_retries AS integer CONSTRAINT "retries: 0 or more" CHECK (VALUE >= 0);
@@ -198,7 +198,7 @@ CREATE TABLE joex_private.job (
     submitter        joex_private.submitter_name NOT NULL DEFAULT '',
     tracker          joex_private.tracker_name,
     priority         joex_private.job_priority NOT NULL DEFAULT 'low',
-    -- Keyed jobs (see joex_private.add) have these three. FoundationDB's tuple layer packs keys and ranks into bytes that have the
+    -- Keyed jobs (see joex_client.add) have these three. FoundationDB's tuple layer packs keys and ranks into bytes that have the
     -- order of the values.
     key              joex_private.job_key,                          -- its id, unique within its task
     rank             joex_private.job_rank NOT NULL DEFAULT '',     -- its place in line, before seq
@@ -207,7 +207,7 @@ CREATE TABLE joex_private.job (
     lane             smallint,
     due_at           joex_private.job_due_time,
     runnable_since   timestamptz NOT NULL DEFAULT clock_timestamp(),    -- since when, or from when, a take can have it
-    executor_id      integer,                               -- 0: a worker (see joex_private.accept)
+    executor_id      integer,                               -- 0: a worker (see joex_client.accept)
     lock_id          uuid,                                  -- fencing token of the latest run
     held_since       bigint NOT NULL DEFAULT 0,             -- the latest seq of any job at its take (see sql/25_floors.sql)
     app_id           text,                                  -- the executor or worker of the latest run
@@ -462,7 +462,7 @@ END $$;
 CREATE TRIGGER forget_floors AFTER TRUNCATE ON joex_private.job FOR EACH STATEMENT EXECUTE FUNCTION joex_private.forget_floors();
 
 -- How long a run of a task may go without a report (or, not renewable, may last) before its job is put back (see
--- joex_private.set_timeout).
+-- joex_client.set_timeout).
 CREATE TABLE joex_private.task_timeout (
     task       text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 254),
     -- (A take adds it to the time of day: a sum beyond the calendar would stop all takes.)
@@ -532,7 +532,7 @@ CREATE TABLE joex_private.api_token (
 );
 
 -- Subscriptions to notifications of waiting work: of a pool that could grow, while no executor is asleep (see joex_private.watch); and of
--- workers that wait in an accept (see joex_private.watch_for_workers).
+-- workers that wait in an accept (see joex_client.watch_for_workers).
 CREATE TABLE joex_private.watch (
     queue  text NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 254),
     name   text NOT NULL CHECK (name <> '' AND octet_length(name) <= 254),

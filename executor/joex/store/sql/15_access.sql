@@ -12,17 +12,17 @@
 -- The functions of each scope. The scope executor has all functions but those of the owner.
 CREATE OR REPLACE FUNCTION joex_private.functions_of_scopes() RETURNS TABLE (scope text, functions text[]) LANGUAGE sql IMMUTABLE AS $$
     VALUES ('view', '{joex.why, joex.attempts, joex.shares, joex.horizon, joex.events_channel, joex.subscribe, joex.unsubscribe,
-                      joex.wait_for, joex.wait_no_more, joex_private.bounds, joex_private.find, joex_private.floors_are_on,
-                      joex_private.in_both, joex_private.seen_by_floors, joex_private.versions}'::text[]),
+                      joex.wait_for, joex.wait_no_more, joex_private.bounds, joex_client.find, joex_private.floors_are_on,
+                      joex_private.in_both, joex_private.seen_by_floors, joex_client.versions}'::text[]),
            ('payloads', '{joex.log}'),
            ('submit', '{joex.submit, joex.submit_many, joex.cancel, joex.horizon, joex.subscribe, joex.unsubscribe, joex.wait_for,
-                        joex.wait_no_more, joex_private.add, joex_private.find, joex_private.versions}'),
-           ('work', '{joex.update, joex.finish, joex.horizon, joex_private.accept, joex_private.accept_state, joex_private.arguments,
-                      joex_private.goes_round, joex_private.highest_rank, joex_private.run_of, joex_private.watch_for_workers}'),
+                        joex.wait_no_more, joex_client.add, joex_client.find, joex_client.versions}'),
+           ('work', '{joex.update, joex.finish, joex.horizon, joex_client.accept, joex_client.accept_state, joex_client.arguments,
+                      joex_client.goes_round, joex_client.highest_rank, joex_client.run_of, joex_client.watch_for_workers}'),
            ('operate', '{joex.cancel, joex.set_priority, joex.set_args, joex.retry, joex.retry_failed, joex.remove, joex.set_group, joex.set_queue,
                          joex.put_periodic_task, joex.remove_periodic_task, joex.enable_periodic_task, joex.run_periodic_task,
-                         joex_private.drain, joex_private.find, joex_private.resubmit, joex_private.set_timeout,
-                         joex_private.wake_all}'),
+                         joex_client.drain, joex_client.find, joex_client.resubmit, joex_client.set_timeout,
+                         joex_client.wake_all}'),
            -- (Executors may note acts, and forget old ones, and write the table in no other way. They grant what takes need, and no more.)
            ('executor', '{joex_private.note_act, joex_private.forget_acts, joex_private.grant_queue}'),
            ('owner', '{joex.set_largest, joex_private.set_scopes, joex_private.secure}') $$;
@@ -314,7 +314,7 @@ BEGIN
         FROM (SELECT p.oid, p.oid::regprocedure AS name, p.proname, l.lanname, p.prosecdef, p.proconfig,
                      joex_private.name_of(p) = ANY (v_scoped) AND p.provolatile <> 'i' AS is_scoped
               FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
-              WHERE p.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)) f LOOP
+              WHERE p.pronamespace IN ('joex'::regnamespace, 'joex_client'::regnamespace, 'joex_private'::regnamespace)) f LOOP
         IF v_function.is_open THEN
             EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_function.name);
         END IF;
@@ -330,9 +330,8 @@ BEGIN
     END LOOP;
     -- (Default privileges of the database may open what is new.)
     FOR v_relation IN
-        SELECT c.oid::regclass AS name, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind FROM pg_class c
-        WHERE c.relnamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace) AND c.relkind IN ('r', 'v', 'S')
-              AND EXISTS (SELECT FROM aclexplode(c.relacl) a WHERE a.grantee = 0) LOOP
+        SELECT o.name, o.kind FROM joex_private.objects() o
+        WHERE o.kind <> 'FUNCTION' AND o.col IS NULL AND EXISTS (SELECT FROM aclexplode(o.acl) a WHERE a.grantee = 0) LOOP
         EXECUTE format('REVOKE ALL ON %s %s FROM PUBLIC', v_relation.kind, v_relation.name);
     END LOOP;
     -- (A column of another role's table that has the type of our rows keeps each migration from adding a column with a default. One with a

@@ -9,11 +9,11 @@ CREATE OR REPLACE FUNCTION joex_private.objects() RETURNS TABLE (
     kind text, name text, short text, col text, acl aclitem[], owner oid, oid oid, volatility "char"
 ) LANGUAGE sql STABLE AS $$
     SELECT 'SCHEMA', quote_ident(n.nspname), n.nspname::text, NULL, n.nspacl, n.nspowner, n.oid, NULL
-    FROM pg_catalog.pg_namespace n WHERE n.nspname IN ('joex', 'joex_private')
+    FROM pg_catalog.pg_namespace n WHERE n.nspname IN ('joex', 'joex_client', 'joex_private')
     UNION ALL
     SELECT 'FUNCTION', f.oid::regprocedure::text, joex_private.name_of(f), NULL, f.proacl, f.proowner, f.oid,
            CASE WHEN f.prorettype <> 'trigger'::regtype THEN f.provolatile END
-    FROM pg_catalog.pg_proc f WHERE f.pronamespace IN ('joex'::regnamespace, 'joex_private'::regnamespace)
+    FROM pg_catalog.pg_proc f WHERE f.pronamespace IN ('joex'::regnamespace, 'joex_client'::regnamespace, 'joex_private'::regnamespace)
     UNION ALL
     SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid::regclass::text, n.nspname || '.' || c.relname,
            a.attname, CASE WHEN a.attname IS NULL THEN c.relacl ELSE a.attacl END, c.relowner, c.oid, NULL
@@ -22,7 +22,7 @@ CREATE OR REPLACE FUNCTION joex_private.objects() RETURNS TABLE (
         UNION ALL
         SELECT t.attname, t.attacl FROM pg_catalog.pg_attribute t
         WHERE t.attrelid = c.oid AND t.attnum > 0 AND NOT t.attisdropped AND c.relkind <> 'S') a
-    WHERE n.nspname IN ('joex', 'joex_private') AND c.relkind IN ('r', 'v', 'S') $$;
+    WHERE n.nspname IN ('joex', 'joex_client', 'joex_private') AND c.relkind IN ('r', 'v', 'S') $$;
 
 -- The rights that a role with these scopes needs. p_all: in all groups and queues.
 CREATE OR REPLACE FUNCTION joex_private.rights_of(p_scopes text[], p_all boolean) RETURNS TABLE (
@@ -40,7 +40,9 @@ BEGIN
     RETURN QUERY
     SELECT o.kind, o.name, o.col, r.privilege
     FROM joex_private.objects() o CROSS JOIN LATERAL unnest(CASE
-        WHEN o.kind = 'SCHEMA' AND p_scopes <> '{}' THEN '{USAGE}'::text[]
+        -- (Whoever may use a schema can keep all others from a table in it, without a right on the table: for CREATE TRIGGER the server waits
+        -- for a lock on the table, and judges the right afterwards. So what clients call by its name is in schemas without tables.)
+        WHEN o.kind = 'SCHEMA' AND p_scopes <> '{}' AND (o.short <> 'joex_private' OR v_executes OR p_all AND v_views) THEN '{USAGE}'::text[]
         WHEN o.kind = 'FUNCTION' AND o.volatility IS NOT NULL AND (
             o.short = ANY (v_mine) OR v_executes AND o.short <> ALL (v_of_owner)
             -- (What Joex's own lists call.)

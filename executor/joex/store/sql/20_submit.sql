@@ -291,7 +291,7 @@ END $$;
 -- Add a keyed job. The caller chooses its id: key, unique within the task. Executors take the keyed jobs of a task in the order of rank,
 -- then first in, first out. Clients pack key and rank with FoundationDB's tuple layer. Unlike a submitted job, a keyed job stays until
 -- a client removes it. Returns its UUID, or null if the task has a job with this key already.
-CREATE OR REPLACE FUNCTION joex_private.add(
+CREATE OR REPLACE FUNCTION joex_client.add(
     task text,
     key bytea,
     data jsonb DEFAULT '{}',
@@ -339,7 +339,7 @@ BEGIN
 END $$;
 
 -- The UUID of the job of a task with this key. The key of a submitted job is its UUID.
-CREATE OR REPLACE FUNCTION joex_private.find(p_task text, p_key bytea) RETURNS uuid
+CREATE OR REPLACE FUNCTION joex_client.find(p_task text, p_key bytea) RETURNS uuid
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_id uuid;

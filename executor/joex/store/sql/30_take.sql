@@ -147,7 +147,7 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_room integer;
 BEGIN
-    PERFORM joex_private.must_see_the_latest('joex_private.accept from a group with a limit');
+    PERFORM joex_private.must_see_the_latest('joex_client.accept from a group with a limit');
     FOR i IN 1..2 LOOP
         v_room := CASE WHEN p_limit > 0 THEN p_limit - (
             SELECT r.running FROM (SELECT FROM (VALUES (1)) one) one
@@ -277,7 +277,7 @@ DECLARE
     v_served integer := (p_from & 255)::integer;    -- services it was given in this visit
     v_left integer;                                 -- services it has left in this visit
     v_before bigint;                                -- the walk starts after this place
-    v_limited boolean := p_most < joex_private.highest_rank();
+    v_limited boolean := p_most < joex_client.highest_rank();
     v_floors boolean := joex_private.floor_epoch() % 2 = 1;
     v_lowest CONSTANT bigint := -9223372036854775808;
     v_cursor bigint;
@@ -508,7 +508,7 @@ BEGIN
 END $$;
 
 -- A rank above all others: what a tuple is packed into never begins with this byte.
-CREATE OR REPLACE FUNCTION joex_private.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
+CREATE OR REPLACE FUNCTION joex_client.highest_rank() RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '\xff'::bytea $$;
 
 -- Remove rows of the counting schemes that no take needs: those that are not the newest of their group, which takes that met have
 -- left; and those of groups of which no job waits in a lane or is held, whose counting begins anew. (Not while floors are on: to ask
@@ -572,7 +572,7 @@ CREATE OR REPLACE FUNCTION joex_private.queue_holder(p_queue text) RETURNS TABLE
 BEGIN
     RETURN QUERY SELECT h.pid, a.usename FROM joex_private.ring_holder(p_queue) h(pid) LEFT JOIN pg_stat_activity a ON a.pid = h.pid
                  WHERE coalesce(a.state_change < clock_timestamp() - interval '1 second', true)
-                       OR NOT joex_private.may_call(h.pid, 'joex_private.accept'::regproc);
+                       OR NOT joex_private.may_call(h.pid, 'joex_client.accept'::regproc);
 END $$;
 
 -- Free the ring of a queue where this session holds it. A cancellation may come between a lock and any note of it, so it is the
@@ -602,7 +602,7 @@ CREATE OR REPLACE FUNCTION joex_private.any_place() RETURNS bigint LANGUAGE sql 
 -- executor. It has to wait: a transaction may lock the row and leave the executor in peace, and a wake-up is spent on one take. No deadlock
 -- comes of that, because the others lock jobs that an executor holds, and these are held by none.)
 -- Arguments come along where they are small, and their texts in one call have a megabyte together, or else no more than their share of it:
--- others are null, and the run asks for them itself (see joex_private.arguments). Otherwise the arguments of one tenant would block all
+-- others are null, and the run asks for them itself (see joex_client.arguments). Otherwise the arguments of one tenant would block all
 -- other tenants on a slow link.
 CREATE OR REPLACE FUNCTION joex_private.hand_out(p_tids tid[], p_executor integer, p_app_id text, p_give_back_nr integer)
 RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE AS $$
@@ -654,7 +654,7 @@ CREATE OR REPLACE FUNCTION joex_private.take_in_turn(
     p_most bytea, p_give_back_nr integer, p_is_last boolean
 ) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_simple boolean := p_most >= joex_private.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
+    v_simple boolean := p_most >= joex_client.highest_rank() AND joex_private.floor_epoch() % 2 = 0;
     v_from bigint;
     v_again boolean := false;
     v_want integer := p_free;
@@ -756,10 +756,10 @@ LANGUAGE sql VOLATILE SET enable_sort = off SET search_path = pg_catalog, pg_tem
 -- p_high, p_low. Empty: there is nothing for it now, or it is draining, or it has given this take up (p_give_back_nr: see
 -- give_back_unknown), or its pool could do without it and another one can take. Raises JX001 where the executor's lease has ended. (Its
 -- settings hold in the functions that it calls: those that only takes call repeat none.)
--- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex_private.accept).
+-- p_executor 0 stands for workers that are no executors, each with a name of its own (see joex_client.accept).
 CREATE OR REPLACE FUNCTION joex_private.take(
     p_executor integer, p_queues text[], p_free integer, p_high integer DEFAULT 4, p_low integer DEFAULT 1,
-    p_most bytea DEFAULT joex_private.highest_rank(), p_worker text DEFAULT NULL, p_give_back_nr integer DEFAULT 0
+    p_most bytea DEFAULT joex_client.highest_rank(), p_worker text DEFAULT NULL, p_give_back_nr integer DEFAULT 0
 ) RETURNS SETOF joex_private.taken LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_executor record;
@@ -821,7 +821,7 @@ BEGIN
                 v_queue.drawn := NULL;
             END IF;
         END IF;
-        v_drawn := CASE WHEN p_most >= joex_private.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
+        v_drawn := CASE WHEN p_most >= joex_client.highest_rank() AND joex_private.sees_the_latest() THEN v_queue.drawn END;
         v_tids := joex_private.draw(v_queue.name, v_drawn, v_want);
         IF v_tids <> '{}' THEN
             RETURN QUERY SELECT * FROM joex_private.hand_out(v_tids, p_executor, v_executor.app_id, p_give_back_nr);

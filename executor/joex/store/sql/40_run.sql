@@ -2,7 +2,7 @@
 -- job (the job was put back, or another run has it) changes nothing, and gets the answer worker_conflict.
 
 -- The arguments of a run, when they were too large for its take. Null: the run has lost its job.
-CREATE OR REPLACE FUNCTION joex_private.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION joex_client.arguments(id uuid, lock_id uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT j.args FROM joex_private.job j
     WHERE j.id = joex_private.visible('{work}', arguments.id) AND j.lock_id = arguments.lock_id AND j.state IN ('scheduled', 'running') $$;
 

@@ -10,8 +10,8 @@ CREATE OR REPLACE FUNCTION joex_private.leaves_overdue() RETURNS boolean LANGUAG
 -- Accept the next jobs of a queue for a worker, at most p_jobs, and none whose rank is above p_most. A take chooses them, as for an
 -- executor; they are running from now on. The worker must report (joex.update) within the timeout of the task; if the task has none,
 -- within 60 seconds.
-CREATE OR REPLACE FUNCTION joex_private.accept(
-    p_queue text, p_jobs integer DEFAULT 1, p_worker text DEFAULT 'worker', p_most bytea DEFAULT joex_private.highest_rank(),
+CREATE OR REPLACE FUNCTION joex_client.accept(
+    p_queue text, p_jobs integer DEFAULT 1, p_worker text DEFAULT 'worker', p_most bytea DEFAULT joex_client.highest_rank(),
     p_high integer DEFAULT 4, p_low integer DEFAULT 1
 ) RETURNS SETOF joex_private.job LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -37,17 +37,17 @@ BEGIN
 END $$;
 
 -- The job whose latest run has this lock id, by its type and key, with what decides about a retry; no row: there is none.
-CREATE OR REPLACE FUNCTION joex_private.run_of(p_task text, p_key bytea, p_lock_id uuid)
+CREATE OR REPLACE FUNCTION joex_client.run_of(p_task text, p_key bytea, p_lock_id uuid)
 RETURNS TABLE (id uuid, failures integer, retries integer) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY SELECT j.id, j.failures, j.retries::integer FROM joex_private.job j
-                 WHERE j.id = joex_private.find(p_task, p_key) AND j.lock_id = p_lock_id;
+                 WHERE j.id = joex_client.find(p_task, p_key) AND j.lock_id = p_lock_id;
 END $$;
 
 -- What a worker must know before it waits for work: the seconds until a job of the queue is due, or a run in it overdue (null: there is
 -- none; a minute where the worker leaves overdue runs to executors, because these may have ended by then), and the oldest open transaction
 -- id (see sleep_state).
-CREATE OR REPLACE FUNCTION joex_private.accept_state(p_queue text) RETURNS TABLE (next_due float8, oldest_xid bigint)
+CREATE OR REPLACE FUNCTION joex_client.accept_state(p_queue text) RETURNS TABLE (next_due float8, oldest_xid bigint)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM joex_private.must_be_allowed('{work}', p_queue, NULL);
@@ -84,7 +84,7 @@ END $$;
 -- Subscribe a worker, for p_for, an hour at most, to notifications of new jobs of this queue on the channel joex_wake (zero: end the
 -- subscriptions to all queues that the caller may use). When this has committed, a transaction below the joex.horizon may still submit a
 -- job without a notification.
-CREATE OR REPLACE FUNCTION joex_private.watch_for_workers(p_name text, p_queue text, p_for interval) RETURNS void
+CREATE OR REPLACE FUNCTION joex_client.watch_for_workers(p_name text, p_queue text, p_for interval) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_by xid;
@@ -107,7 +107,7 @@ END $$;
 -- Set how long a run of this task may go without a report (progress is one) before its job is put back for others to run: the activity
 -- timeout; or, with p_renewable false, how long a run may last: the visibility timeout. Null: no limit for executors, 60 seconds
 -- without a report for workers. It applies to runs that begin from now on.
-CREATE OR REPLACE FUNCTION joex_private.set_timeout(p_task text, p_timeout interval, p_renewable boolean DEFAULT true) RETURNS void
+CREATE OR REPLACE FUNCTION joex_client.set_timeout(p_task text, p_timeout interval, p_renewable boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.check_name('task', joex_private.exact(p_task));

@@ -115,7 +115,7 @@ END $$;
 -- Run a job once more, whatever its state: a finished job waits again, at the end of the line, with all its retries; a job that waits for
 -- a retry may run now; a running job runs once more when its run has ended. Returns ok or not_found. A run does this to its own job
 -- with joex.update(..., resubmit => true).
-CREATE OR REPLACE FUNCTION joex_private.resubmit(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
+CREATE OR REPLACE FUNCTION joex_client.resubmit(id uuid) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     v_job record;
@@ -151,7 +151,7 @@ END $$;
 
 -- Whether a job runs once more when its run has ended. Called right after joex.update, which has locked the row, the answer is final.
 -- (Volatile, so that it sees what other transactions committed while joex.update waited for the row.)
-CREATE OR REPLACE FUNCTION joex_private.goes_round(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_client.goes_round(id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 BEGIN
     RETURN (SELECT j.resubmit_requested FROM joex_private.job j WHERE j.id = joex_private.visible('{work}', id));

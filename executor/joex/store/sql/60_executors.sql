@@ -478,11 +478,11 @@ END $$;
 
 -- Ask the living executors with this app-id (null: all) to drain: they take nothing more, finish their runs, and leave. When this has
 -- committed, none of their takes is under way.
-CREATE OR REPLACE FUNCTION joex_private.drain(p_app_id text) RETURNS SETOF text LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_client.drain(p_app_id text) RETURNS SETOF text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_executor record;
 BEGIN
-    PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.must_see_the_latest('joex_private.drain');
+    PERFORM joex_private.must_be_allowed('{operate}', NULL, NULL), joex_private.must_see_the_latest('joex_client.drain');
     PERFORM joex_private.exact(p_app_id);
     FOR v_executor IN SELECT e.id, e.app_id FROM joex_private.executor e
                       WHERE e.left_at IS NULL AND (p_app_id IS NULL OR e.app_id = p_app_id) ORDER BY e.id LOOP
@@ -498,7 +498,7 @@ END $$;
 
 -- Ask all executors of a queue to look for work now. A submission wakes executors by itself: this is for people, and for clients that
 -- notify executors themselves, as Docspell does. Returns how many executors take from the queue.
-CREATE OR REPLACE FUNCTION joex_private.wake_all(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION joex_client.wake_all(queue text DEFAULT 'default') RETURNS integer LANGUAGE sql VOLATILE AS $$
     SELECT joex_private.must_be_allowed('{operate}', wake_all.queue, NULL);
     SELECT joex_private.send('joex_wake', json_build_object('queue', wake_all.queue, 'executors', '{}'::integer[])::text);
     SELECT count(*)::integer FROM joex_private.executor e

@@ -87,7 +87,7 @@ CREATE OR REPLACE FUNCTION joex.wait_for(name text, ids uuid[]) RETURNS void LAN
 
 -- The versions of jobs (a row's xmin is the transaction that wrote this version of it; a mere lock does not change it), and the oldest
 -- transaction that is still open. One statement, so that the versions include all changes of the transactions before that one.
-CREATE OR REPLACE FUNCTION joex_private.versions(
+CREATE OR REPLACE FUNCTION joex_client.versions(
     p_ids uuid[], OUT oldest_xid bigint, OUT ids uuid[], OUT xmins bigint[], OUT states text[]
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
