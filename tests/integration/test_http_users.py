@@ -142,22 +142,22 @@ def test_a_socket_that_its_process_has_closed_is_not_taken_for_one_of_root():
 
 
 async def test_a_caller_who_has_gone_is_not_taken_for_the_next_one_with_its_port():
-    made: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+    made: asyncio.Queue[asyncio.Transport] = asyncio.Queue()
 
     class Server(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
-            if not made.done():
-                made.set_result(transport)
+            made.put_nowait(transport)
 
     server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
     to = server.sockets[0].getsockname()
     with socket.create_connection(to) as gone:
-        peer = Peer(await made)
+        peer = Peer(await made.get())
         port = gone.getsockname()
         gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # to leave nothing behind
     with socket.create_connection(to, source_address=port):
         assert uid_of(port, to) == os.geteuid()
         assert await peer.uid() is None
+        (await made.get()).abort()  # (else the loop may end before it has seen that the caller has gone)
     server.close()
 
 
