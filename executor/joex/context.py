@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -19,6 +20,7 @@ from uuid import UUID
 
 from joex.client.blocking import blocking
 from joex.core.job import TakenJob
+from joex.core.outcome import Judged
 from joex.core.text import ErrorTexts, cut
 from joex.errors import Cancel, ConfigError, Fail, InvalidJob, WorkerConflict
 from joex.store import runs
@@ -162,6 +164,7 @@ class Context:
         reports: RunReports,
         connections: ConnectionSource,
         largest_result: int,
+        judge: Callable[[BaseException], Future[Judged]],
         sync_connections: Callable[[], AbstractContextManager[SyncConnection]] | None = None,
         on_finished: Callable[[], None] = lambda: None,
     ) -> None:
@@ -169,6 +172,7 @@ class Context:
         self._sync_connections = sync_connections  # for plain functions; None: there are none
         self._on_finished = on_finished  # called after the task's own transaction has ended the job
         self._largest_result = largest_result
+        self._judge = judge
         self._reports = reports
         self._connections = connections
         self._turn: asyncio.Lock | None = None  # of the blocks of this run: it has one connection at a time
@@ -177,6 +181,7 @@ class Context:
         self._end: threading.Event | None = None  # wakes threads in `wait`
         self.is_finished: bool = False
         self.message: str | None = None
+        self.judged: Judged | None = None  # what code of the run knows of its end
         self.attempt: int = job.attempt + 1
         self.is_last_attempt: bool = job.failures >= retries
 
@@ -266,6 +271,15 @@ class Context:
             return None if result is None else json_text("result", result, self._largest_result)
         except InvalidJob as error:
             raise Fail(str(error)) from error
+
+    def judge(self, error: BaseException) -> Future[Judged]:
+        """What this error makes of the run, for code that goes on after it. Called by the backend of Django."""
+        return self._judge(error)
+
+    def end_by(self, error: BaseException) -> Judged | None:
+        """What this error makes of the run, if that is known already. Called by the executor."""
+        known, self.judged = self.judged, None  # (a traceback has this context, too: the two would be a cycle)
+        return known if known is not None and known.error is error else None
 
     def connection(self) -> Block[Connection, SyncConnection]:
         """A connection to the executor's database, for the time of an ``async with`` block.

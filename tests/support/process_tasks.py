@@ -85,6 +85,10 @@ def raises(ctx: joex.Context, how: str) -> None:
         "retry": joex.Retry("later", after="1h"),
         "exit": SystemExit(3),
     }
+    if how.startswith("known "):
+        error = errors[how.removeprefix("known ")]
+        ctx.judged = ctx.judge(error).result()
+        raise error
     raise errors[how]
 
 

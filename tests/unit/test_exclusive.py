@@ -7,9 +7,10 @@ import pytest
 
 import joex
 from joex.core.job import TakenJob
+from joex.runtime import judge
 from joex.runtime.task_threads import TaskThreads
 from tests.support.slots import Slots
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
@@ -40,6 +41,43 @@ async def test_the_text_of_an_error_of_an_exclusive_run_is_its_code(*, where: st
         go_on.set()
     await eventually(lambda: slots.of(job)[-1] == ("failed" if where == "code" else "cancelled"))
     assert slots.runner.executing == 0
+    slots.runner.close()
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+async def test_an_exclusive_run_that_goes_on_after_its_error_is_at_work_while_the_text_waits(
+    *, exclusive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "_LONGEST", PATIENCE)
+    app, begun, go_on, waits = joex.App(), threading.Event(), threading.Event(), asyncio.Event()
+
+    class WaitsForever(Exception):
+        def __str__(self) -> str:
+            begun.set()
+            return str(go_on.wait())
+
+    @app.task("t", exclusive=exclusive)
+    async def task(ctx: joex.Context) -> None:
+        error = WaitsForever()
+        if ctx.group == "other":
+            raise error
+        judging = asyncio.wrap_future(ctx.judge(error))
+        waits.set()
+        await judging
+        assert slots.runner.executing == 1
+
+    slots = Slots(app)
+    slots.start(suspect=False, group="other")
+    try:
+        await eventually(begun.is_set)
+        job = slots.start(suspect=False)
+        await waits.wait()
+        await slots.settled()
+        runs = [run for run in slots.runner.runs.values() if run.job is job]
+        assert [run.is_executing for run in runs] == [exclusive]
+    finally:
+        go_on.set()
+    await eventually(lambda: slots.of(job) == ["begins", "success"])
     slots.runner.close()
 
 

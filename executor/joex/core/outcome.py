@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from joex.core.backoff import retry_delay
 from joex.core.job import State
+from joex.core.text import ErrorTexts
 
 
 class Ending(enum.Enum):
@@ -48,6 +49,22 @@ class Outcome(NamedTuple):
         if why is Interruption.CANCEL:
             return Outcome(Ending.CANCELLED)
         return self if why is None or self.ending is not Ending.CANCELLED else Outcome(Ending.GIVEN_BACK)
+
+
+class Judged(NamedTuple):
+    """What the code of a run has come to that raised.
+
+    Attributes:
+        error: what it raised.
+        outcome: how the run has ended so.
+        trace: the error with its traceback, for the job's log; None: the task chose this end.
+        texts: those of the error; None: it can't be shown.
+    """
+
+    error: BaseException
+    outcome: Outcome
+    trace: str | None = None
+    texts: ErrorTexts | None = None
 
 
 class Verdict(NamedTuple):

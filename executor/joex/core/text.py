@@ -69,7 +69,7 @@ def _is_plain(value: object) -> bool:
 
 
 class ErrorTexts:
-    """The texts of an error of a task, whatever its own code does; its message is made once, as that may take long.
+    """The texts of an error of a task, whatever its own code does; each is made once, as that may take long.
 
     Attributes:
         error: the error.
@@ -78,11 +78,12 @@ class ErrorTexts:
             100,000 frames, seconds), or can't be made.
     """
 
-    __slots__ = ("error", "is_long", "message")
+    __slots__ = ("_trace", "error", "is_long", "message")
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
         self.message = said(error)
+        self._trace: str | None = None
         self.is_long = True
         with suppress(BaseException):  # of the error's own attributes
             self.is_long = self._is_long()
@@ -108,6 +109,11 @@ class ErrorTexts:
 
     def trace(self) -> str:
         """The error with its traceback; of one that is long, the last frames and the beginning of its message."""
+        if self._trace is None:
+            self._trace = self._traced()
+        return self._trace
+
+    def _traced(self) -> str:
         if not self.is_long:
             with suppress(BaseException):  # of the error's own attributes, which `traceback` reads too
                 return "".join(traceback.format_exception(self.error)).rstrip()

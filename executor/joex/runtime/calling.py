@@ -132,22 +132,33 @@ class Caller:
         finally:
             run.kill = None
 
-    async def text(self, run: Run, error: BaseException, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
+    async def text(
+        self,
+        run: Run,
+        error: BaseException,
+        make: Callable[[], T],
+        otherwise: Callable[[], T],
+        *,
+        goes_on: bool = False,
+    ) -> T:
         """What ``make`` returns, of this error (see `ErrorTexting`).
 
         While it waits for its turn, no code is at work, and so none that keeps an executor from leaving. While it is
-        made, code of the task is: no other executor may begin an exclusive job meanwhile.
+        made, code of the task is: no other executor may begin an exclusive job meanwhile. ``goes_on``: nor while it
+        waits, as further code of the run follows.
         """
-        run.is_executing = False
+        waiting = run.is_executing = goes_on and run.is_exclusive
 
         def making() -> T:
             run.is_executing = run.is_exclusive
             try:
                 return make()
             finally:
-                run.is_executing = False
+                run.is_executing = waiting
 
-        return await self._texts.made(run.job, error, making, otherwise)
+        made = await self._texts.made(run.job, error, making, otherwise)
+        run.is_executing = goes_on
+        return made
 
     def _log_failed_handler(self, run: Run, said: str | None) -> None:
         self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")

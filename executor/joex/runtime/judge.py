@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from joex.core.duration import parse_duration
 from joex.core.job import TakenJob
-from joex.core.outcome import Ending, Outcome
+from joex.core.outcome import Ending, Judged, Outcome
 from joex.core.text import ErrorTexts, is_quick
 from joex.errors import Cancel, Fail, Retry
 from joex.runtime.bulk import Turns
@@ -78,7 +78,7 @@ class ErrorTexting:
                         continue
                     began = self._clock()
                     making = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
-                    await _until_done(making, _LONGEST)
+                    await until_done(making, _LONGEST)
                     seconds = self._clock() - began
                     if not making.done():
                         self._leave(job, making)
@@ -86,7 +86,7 @@ class ErrorTexting:
                         await asyncio.sleep(min(seconds, _LONGEST_PAUSE))
         if making is None:
             return otherwise()
-        await _until_done(making)
+        await until_done(making)
         return making.result()
 
     def _leave(self, job: TakenJob, making: asyncio.Future[Any]) -> None:
@@ -104,7 +104,7 @@ class ErrorTexting:
         making.add_done_callback(forget)
 
 
-async def _until_done(making: asyncio.Future[Any], within: float = math.inf) -> None:
+async def until_done(making: asyncio.Future[Any], within: float = math.inf) -> None:
     """Wait for it, at most for these seconds, whatever the task's own code cancels."""
     until = time.monotonic() + within
     while not making.done() and (left := until - time.monotonic()) > 0:
@@ -116,36 +116,43 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="joex error texts")
 
 
-def judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:
-    """The outcome of a run whose code raised, and the traceback for the job's log; None: the task chose this end."""
+def judged(error: BaseException, job: TakenJob, *, is_early: bool = False) -> Judged:
+    """What a run has come to whose code raised.
+
+    ``is_early``: this is for code of the run, which goes on with the texts. They have all tracebacks then, and the
+    error of a job that has failed for good names its class, as that of others does.
+    """
     try:
-        return _judged(error, job)
+        return _judged(error, job, is_early=is_early)
     except BaseException:  # noqa: BLE001 - of the error's own code: even `isinstance` reads an attribute
         return unshown(error)
 
 
-def unshown(error: BaseException) -> tuple[Outcome, None]:
-    """The outcome of a run whose error can't be shown."""
+def unshown(error: BaseException) -> Judged:
+    """What a run has come to whose error can't be shown."""
     kind = type(error)  # (`isinstance` would read an attribute of the error)
     if issubclass(kind, Cancel):
         ending = Ending.CANCELLED
     else:
         ending = Ending.FAILED if issubclass(kind, Fail) else Ending.RAISED
-    return Outcome(ending, "the task raised an error that can't be shown"), None
+    return Judged(error, Outcome(ending, "the task raised an error that can't be shown"))
 
 
-def _judged(error: BaseException, job: TakenJob) -> tuple[Outcome, str | None]:
+def _judged(error: BaseException, job: TakenJob, *, is_early: bool) -> Judged:
     texts = ErrorTexts(error)
     line = error_line(error, texts.message)
+    if is_early:
+        texts.trace()
     if isinstance(error, Cancel):
-        return Outcome(Ending.CANCELLED, line), None
+        return Judged(error, Outcome(Ending.CANCELLED, line), None, texts)
     record_error(texts)
     if isinstance(error, Fail):
-        return Outcome(Ending.FAILED, storable(texts.message) or "the task failed for good"), None
+        message = line if is_early else storable(texts.message) or "the task failed for good"
+        return Judged(error, Outcome(Ending.FAILED, message), None, texts)
     if isinstance(error, Retry):
-        return Outcome(Ending.RAISED, line, _delay(error)), None
+        return Judged(error, Outcome(Ending.RAISED, line, _delay(error)), None, texts)
     tell_handlers(texts, line, job)
-    return Outcome(Ending.RAISED, line), storable(texts.trace())
+    return Judged(error, Outcome(Ending.RAISED, line), storable(texts.trace()), texts)
 
 
 def tell_handlers(texts: ErrorTexts, line: str, job: TakenJob) -> None:

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
@@ -23,7 +24,7 @@ from uuid import UUID
 from joex.app import App
 from joex.context import Context, SyncConnection
 from joex.core.job import TakenJob
-from joex.core.outcome import Ending
+from joex.core.outcome import Ending, Judged
 from joex.errors import ConfigError, InvalidJob
 from joex.runtime.calling import blocking_connection
 from joex.runtime.judge import judged
@@ -118,6 +119,7 @@ class Worker:
             connections=self._connections,
             sync_connections=self._connections.blocking,
             largest_result=message["largest_result"],
+            judge=partial(_judged_early, job),
             on_finished=lambda: self._channel.send({"finished": True}),
         )
         end: Message
@@ -133,9 +135,9 @@ class Worker:
         except BaseException as error:  # whatever a task does, its job has an end
             if self._is_fork:
                 raise
-            outcome, trace = judged(error, job)
-            delay = outcome.retry_after
-            end = {"end": outcome.ending.value, "error": outcome.error, "trace": trace}
+            found = context.end_by(error) or judged(error, job)
+            delay = found.outcome.retry_after
+            end = {"end": found.outcome.ending.value, "error": found.outcome.error, "trace": found.trace}
             end["retry_after"] = None if delay is None else delay.total_seconds()
             end["is_exhausted"] = isinstance(error, MemoryError)
         self._context = None
@@ -207,6 +209,13 @@ class _Connections:
 def _job(fields: list[Any]) -> TakenJob:
     job = TakenJob(*fields)
     return job._replace(id=UUID(fields[0]), lock_id=UUID(fields[1]))
+
+
+def _judged_early(job: TakenJob, error: BaseException) -> Future[Judged]:
+    """What the code of a run has raised, judged here and now: the process has no other runs."""
+    found: Future[Judged] = Future()
+    found.set_result(judged(error, job, is_early=True))
+    return found
 
 
 def _arguments(task: Task[..., Any], args: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import UUID
@@ -15,7 +16,7 @@ from joex.app import App
 from joex.context import ConnectionSource, Context, RunReports, SyncConnection
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
-from joex.core.outcome import Ending, Interruption, Outcome, decide
+from joex.core.outcome import Ending, Interruption, Judged, Outcome, decide
 from joex.core.text import ErrorTexts
 from joex.errors import JoexError
 from joex.places import Places
@@ -305,6 +306,7 @@ class Runner:
             connections=self._connections(job),
             sync_connections=self._sync_connections(task),
             largest_result=self._largest_result,
+            judge=lambda error: self._judge_early(run, error),
             on_finished=lambda: self._watch_tail(run),
         )
         run.started = time.monotonic()
@@ -346,10 +348,19 @@ class Runner:
         # (`isinstance` would read an attribute of the error, which may raise.)
         if run.interruption is not None and issubclass(type(error), asyncio.CancelledError):
             return _STOPPED
-        outcome, trace = await self._caller.text(run, error, lambda: judged(error, run.job), lambda: unshown(error))
-        if trace is not None:
-            self._reports.log(run.job, "error", trace)
-        return outcome
+        found = None if run.context is None else run.context.end_by(error)
+        if found is None:
+            found = await self._caller.text(run, error, lambda: judged(error, run.job), lambda: unshown(error))
+        if found.trace is not None:
+            self._reports.log(run.job, "error", found.trace)
+        return found.outcome
+
+    def _judge_early(self, run: Run, error: BaseException) -> Future[Judged]:
+        """Judge what the code of a run has raised, for further code of the run, on the loop or in a thread."""
+        judging = self._caller.text(
+            run, error, lambda: judged(error, run.job, is_early=True), lambda: unshown(error), goes_on=True
+        )
+        return asyncio.run_coroutine_threadsafe(judging, self._loop)
 
     def _ended(self, run: Run, ended: Ended) -> Outcome:
         """The outcome of a run whose arguments don't fit, or in a process, which has told handlers unless it died."""

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 
 import joex
 from joex.django import periodic
@@ -40,6 +41,18 @@ def tell(context, what):
     ]
 
 
+class Noting(list):
+    """The name of the thread that looks through it."""
+
+    def __iter__(self):
+        yield threading.current_thread().name
+
+
+@task(takes_context=True)
+async def look(context, values):
+    return [context.task_result.kwargs["values"] is values, threading.current_thread().name, Noting()]
+
+
 @task
 def write(item):
     return Order.objects.create(item=item).pk
@@ -65,6 +78,25 @@ def fail(item):
 @task
 async def fail_async():
     raise OutOfStockError("nothing")
+
+
+threads_of_long_text: list[str] = []
+
+
+class LongError(Exception):
+    def __str__(self):
+        threads_of_long_text.append(threading.current_thread().name)
+        return "so long\n" * 100_000
+
+
+@task
+def fail_at_length():
+    raise LongError
+
+
+@task
+async def fail_at_length_async():
+    raise LongError
 
 
 @task

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
+import django
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.core.exceptions import SynchronousOnlyOperation
@@ -195,6 +196,11 @@ class Runs(TransactionTestCase):
         self.assertEqual(job_of(result).progress_message, "half")
         self.assertIn("half acme", [line.message for line in client().log(UUID(result.id))])
 
+    def test_the_event_loop_does_not_look_through_the_arguments_and_the_result_of_a_task(self):
+        is_same, of_the_loop, [of_the_result] = self.run_one(tasks.look, values=[[]]).return_value
+        self.assertTrue(is_same)
+        self.assertNotEqual(of_the_result, of_the_loop)
+
     def test_tasks_use_the_orm_and_leave_no_connection(self):
         for task in (tasks.write, tasks.write_async):
             self.assertEqual(Order.objects.get(pk=self.run_one(task, task.name).return_value).item, task.name)
@@ -274,6 +280,60 @@ class Runs(TransactionTestCase):
         steps += ["enqueued READY", "started RUNNING", "started RUNNING", "finished FAILED"]
         self.assertEqual([f"{signal} {status}" for signal, _, status in told], steps)
         self.assertEqual({sender for _, sender, _ in told}, {JoexBackend})
+
+    def finished(self, task, *args):
+        """Run a task that fails for good: its result as receivers of the signal have it, and what Django's log."""
+        told = []
+
+        def receive(task_result, **_):
+            told.append(task_result)
+
+        task_finished.connect(receive)
+        self.addCleanup(task_finished.disconnect, receive)
+        with (
+            options(retries=0),
+            self.assertLogs("django.tasks" if django.VERSION >= (6, 0) else "django_tasks") as logs,
+        ):
+            task.enqueue(*args)
+            run_jobs(raise_failures=False)
+        [result] = told
+        return result, logs.output[-1]
+
+    def test_receivers_have_the_text_of_a_long_error_that_joex_makes_in_its_turn_and_once(self):
+        for task in (tasks.fail_at_length, tasks.fail_at_length_async):
+            with self.subTest(task.name):
+                tasks.threads_of_long_text.clear()
+                result, _ = self.finished(task)
+                self.assertEqual([name.rpartition("_")[0] for name in tasks.threads_of_long_text], ["joex error texts"])
+                [error] = result.errors
+                self.assertIn("(cut, 800,000 characters)", error.traceback)
+                self.assertEqual(error.traceback, client().log(UUID(result.id))[0].message)
+                self.assertIs(error.exception_class, tasks.LongError)
+
+    def test_receivers_have_the_traceback_of_any_error(self):
+        for task, args, line in (
+            (tasks.fail, ["tea"], "OutOfStockError: no tea\n"),
+            (tasks.fail_async, [], "OutOfStockError: nothing"),
+            (tasks.give_up, ["os.system: no"], "joex.errors.Fail: os.system: no"),
+        ):
+            with self.subTest(task.name):
+                result, _ = self.finished(task, *args)
+                self.assertIn(f", in {task.name}\n", result.errors[0].traceback)
+                self.assertIn(line, result.errors[0].traceback)
+
+    def test_receivers_see_the_error_of_a_plain_function_or_the_line_of_a_long_one(self):
+        for task, args, line in (
+            (tasks.fail, ["tea"], "\ndjango_project.orders.tasks.OutOfStockError: no tea\n"),
+            (
+                tasks.fail_at_length,
+                [],
+                "\njoex.errors.JoexError: django_project.orders.tasks.LongError: so long so long",
+            ),
+        ):
+            with self.subTest(task.name):
+                _, logged = self.finished(task, *args)
+                self.assertIn(line, logged)
+                self.assertLess(len(logged), 10_000)
 
     def test_no_module_is_imported_because_a_job_names_it(self):
         self.assertNotIn("this", sys.modules)
