@@ -1450,6 +1450,20 @@ async def test_a_body_of_many_headers_after_its_chunks_is_refused_before_they_ar
     assert max(read) == 100
 
 
+@pytest.mark.parametrize("length", ["Content-Length: 2", "Transfer-Encoding: chunked"])
+async def test_an_answer_before_the_body_has_come_says_that_it_is_the_last_one(nowhere, executor, length):
+    """A proxy would send the call of another caller over the connection, and lose it."""
+    async with served(nowhere, executor) as (address, _), asyncio.timeout(PATIENCE):
+        for path, status in (("jobs", 415), ("nothing", 404), ("running", 405)):
+            reader, writer = await asyncio.open_connection(*address.split(":"))
+            kind = "text/plain" if status == 415 else "application/json"
+            head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{length}\r\n\r\n"
+            writer.write(head.encode())
+            answer = (await reader.read()).partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
+            assert (int(answer[0].split()[1]), answer.count(b"connection: close")) == (status, 1)
+            writer.close()
+
+
 async def test_the_rest_of_a_refused_body_is_not_parsed(nowhere, executor, monkeypatch):
     """Each chunk of it would take time of the executor's loop."""
     parsed: list[int] = []

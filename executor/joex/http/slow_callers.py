@@ -141,8 +141,6 @@ class TimedProtocol(H11Protocol):
         """End the limit of this request: the next one has its own from its first byte on."""
         self._restart(None, 0)
         self.idle_since = self.loop.time()
-        if self.conn.their_state is h11.SEND_BODY:  # the rest of a body that nobody reads must not be parsed
-            self.transport.close()
         if self.transport.is_closing():
             self.flow.resume_reading()  # to drop the rest
         super().on_response_complete()
@@ -221,7 +219,11 @@ class TimedProtocol(H11Protocol):
 
 
 class _Requests(h11.Connection):
-    """h11's side of a connection, which refuses many headers, a body of two lengths, and one of tiny or odd chunks."""
+    """h11's side of a connection, which refuses many headers, a body of two lengths, and one of tiny or odd chunks.
+
+    An answer that comes before the end of the body says that it is the last one: a program that sends the calls of many
+    over a connection would lose the next one.
+    """
 
     has_many_headers = False
 
@@ -246,6 +248,12 @@ class _Requests(h11.Connection):
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
         if self.has_many_headers and isinstance(event, h11.Response):  # (uvicorn knows one status of wrong requests)
             event = h11.Response(status_code=431, headers=event.headers, reason=b"Request Header Fields Too Large")
+        if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+            # Nobody reads the rest of the body, and it must not be parsed: the connection ends with this answer.
+            headers = [(name, value) for name, value in event.headers if name != b"connection"]
+            event = h11.Response(
+                status_code=event.status_code, headers=[*headers, (b"connection", b"close")], reason=event.reason
+            )
         return super().send_with_data_passthrough(event)
 
 
