@@ -142,7 +142,7 @@ async def test_a_registration_and_a_removal_exclude_each_other_though_the_app_id
 ):
     """The one who forgets it, and the registration after that, wait for a removal that is under way."""
     await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
-    [known] = await pools.replicas(bench.connection, "p/")
+    [[known]] = await pools.replicas(bench.connection, ["p/"])
     assert known.retired_at is not None
     remover, watcher = await another_connection(), await another_connection()
     async with remover.transaction():

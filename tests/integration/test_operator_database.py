@@ -15,6 +15,7 @@ from joex.errors import ConfigError, DatabaseUnavailable, InvalidJob, JoexError,
 from joex.notifications import listener
 from joex.store import executors, stats
 from joex.store.database import connect
+from joex.store.name_lookups import OWNER
 from joex_operator.control import database
 from joex_operator.control.controller import Controller
 from joex_operator.control.database import Database, Databases, database_problem
@@ -146,6 +147,34 @@ class Observed:
 
     def break_off(self):
         pass
+
+
+async def test_the_next_free_connection_is_for_the_namespace_that_has_fewest(database_url):
+    """Hundreds of pools of one namespace would hold up all others that use the database."""
+    start_scheduler = partial(SchedulerService, worker="me", poll=1.0, metrics=OperatorMetrics())
+    database = Database(database_url, lambda *_: None, migrate=False, start_scheduler=start_scheduler)
+    had: list[str] = []
+    may_end = asyncio.Semaphore(0)
+
+    async def use(namespace):
+        OWNER.set(namespace)
+        async with database.connection():
+            had.append(namespace)
+            await may_end.acquire()
+
+    uses = [asyncio.create_task(use("many")) for _ in range(20)]
+    try:
+        await eventually(lambda: len(had) == 4)
+        uses.append(asyncio.create_task(use("another")))
+        await asyncio.sleep(0)  # it waits behind the others
+        may_end.release()
+        await eventually(lambda: len(had) == 5)
+        assert had[-1] == "another"
+    finally:
+        for one in uses:
+            one.cancel()
+        await asyncio.wait(uses)
+        await database.close()
 
 
 async def test_the_many_pools_of_a_database_share_the_rescue_of_an_observation(database_url, monkeypatch):

@@ -503,7 +503,7 @@ async def test_the_first_submitted_of_the_jobs_that_wait_cost_as_much_as_there_a
 async def test_the_executors_of_a_pool_cost_nothing_that_is_held_in_other_queues(bench, executor):
     await bench.take(executor, 100)
     await bench.executor("p/a-0", queues=["mail"])
-    [known], reading = await read_by(bench, pools.replicas(bench.connection, "p/a-"))
+    [[known]], reading = await read_by(bench, pools.replicas(bench.connection, ["p/a-"]))
     assert (known.app_id, known.held) == ("p/a-0", 0)
     assert (reading.scans, reading.entries) == (0, 0)
 

@@ -22,6 +22,11 @@ pytestmark = pytest.mark.postgres(16, 18)
 MOST = 100
 
 
+async def replicas(bench, prefix: str) -> list[pools.Known]:
+    [found] = await pools.replicas(bench.connection, [prefix])
+    return found
+
+
 async def demand(bench, *queues: str, most: int = MOST) -> int:
     waiting, _ = await pools.demand_and_replicas(bench.connection, queues or ("default",), most, ["p/a-"])
     return waiting.runnable
@@ -367,7 +372,7 @@ class TestSpareExecutors:
 
 
 async def spare_ones(bench) -> dict[str, bool]:
-    return {known.app_id: known.spare for known in await pools.replicas(bench.connection, "p/a-")}
+    return {known.app_id: known.spare for known in await replicas(bench, "p/a-")}
 
 
 async def two_of_which_the_first_is_spare(bench) -> tuple[int, int]:
@@ -398,7 +403,7 @@ class TestRetirement:
         await bench.take(executor)
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
         assert len(await bench.take(executor)) == 1
-        assert await pools.replicas(bench.connection, "p/a-") == [
+        assert await replicas(bench, "p/a-") == [
             pools.Known("p/a-0", executor, None, 2, draining=False, spare=False, retired_at=None)
         ]
 
@@ -412,7 +417,7 @@ class TestRetirement:
         await bench.connection.execute("UPDATE joex_private.job SET overdue_at = now()")
         await timeouts.recover_overdue(bench.connection)
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
-        (known,) = await pools.replicas(bench.connection, "p/a-")
+        (known,) = await replicas(bench, "p/a-")
         assert (known.held, known.draining) == (1, False)
         await bench.submit()
         await stats.set_group(bench.connection, "default", "default", max_running=2)
@@ -431,8 +436,26 @@ class TestRetirement:
             WHERE relid = 'joex_private.executor'::regclass"""
         async with bench.connection.transaction():
             before = await bench.connection.fetchval(read)
-            assert len(await pools.replicas(bench.connection, "p/c-")) == 100
+            assert len(await replicas(bench, "p/c-")) == 100
             assert await bench.connection.fetchval(read) - before == 100
+
+    async def test_the_replicas_of_many_pools_are_read_by_one_statement(self, bench) -> None:
+        """Each of hundreds of pools that share a queue reads those of all."""
+        for name in ("p/a-0", "p/a-1", "p/a-b-0", "q/a-0"):
+            await bench.executor(name)
+        await pools.retire(bench.connection, "p/c-0", only_if_idle=True)
+        async with bench.connection.transaction():
+            await bench.connection.execute("SET LOCAL track_functions = 'all'")
+            found = await pools.replicas(bench.connection, ["q/a-", "p/a-", "p/none-", "p/a-b-", "p/c-"])
+            calls = "SELECT pg_stat_get_xact_function_calls('joex_private.replicas'::regproc)"
+            assert await bench.connection.fetchval(calls) == 1
+        assert [sorted(one.app_id for one in some) for some in found] == [
+            ["q/a-0"],
+            ["p/a-0", "p/a-1", "p/a-b-0"],
+            [],
+            ["p/a-b-0"],
+            ["p/c-0"],
+        ]
 
     async def test_one_with_a_busy_predecessor_is_left_alone_and_both_drain_where_that_is_wanted(self, bench) -> None:
         predecessor = await bench.executor("p/a-0")
@@ -441,28 +464,28 @@ class TestRetirement:
         await executors.drain(bench.connection, "p/a-0")
         successor = (await bench.register("p/a-0", beside=[predecessor])).id
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=True) == "busy"
-        found = {one.executor: (one.held, one.draining) for one in await pools.replicas(bench.connection, "p/a-")}
+        found = {one.executor: (one.held, one.draining) for one in await replicas(bench, "p/a-")}
         assert found == {predecessor: (1, True), successor: (0, False)}
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=False) == "draining"
-        assert [one.draining for one in await pools.replicas(bench.connection, "p/a-")] == [True, True]
+        assert [one.draining for one in await replicas(bench, "p/a-")] == [True, True]
 
     async def test_a_busy_one_drains_where_that_is_wanted(self, bench) -> None:
         executor = await bench.executor("p/a-0")
         await bench.submit()
         await bench.take(executor)
         assert await pools.retire(bench.connection, "p/a-0", only_if_idle=False) == "draining"
-        (known,) = await pools.replicas(bench.connection, "p/a-")
+        (known,) = await replicas(bench, "p/a-")
         assert (known.held, known.draining) == (1, True)
 
     async def test_the_first_time_counts(self, bench) -> None:
         await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
-        (first,) = await pools.replicas(bench.connection, "p/a-")
+        (first,) = await replicas(bench, "p/a-")
         await pools.retire(bench.connection, "p/a-0", only_if_idle=False)
-        assert await pools.replicas(bench.connection, "p/a-") == [first]
+        assert await replicas(bench, "p/a-") == [first]
 
     async def test_what_was_retired_later_is_not_forgotten_by_a_late_word(self, bench) -> None:
         await pools.retire(bench.connection, "p/a-0", only_if_idle=True)
-        (first,) = await pools.replicas(bench.connection, "p/a-")
+        (first,) = await replicas(bench, "p/a-")
         assert first.retired_at is not None
         assert await pools.forget_retired(bench.connection, "p/a-0", first.retired_at)
         assert not (await bench.register("p/a-0")).retired
@@ -498,8 +521,8 @@ class TestRetirement:
         await bench.executor("p/a-0")
         await bench.executor("q/a-0")
         await pools.retire(bench.connection, "p/b-7", only_if_idle=True)
-        assert [known.app_id for known in await pools.replicas(bench.connection, "p/a-")] == ["p/a-0"]
-        assert {known.app_id for known in await pools.replicas(bench.connection, "p/")} == {"p/a-0", "p/b-7"}
+        assert [known.app_id for known in await replicas(bench, "p/a-")] == ["p/a-0"]
+        assert {known.app_id for known in await replicas(bench, "p/")} == {"p/a-0", "p/b-7"}
 
 
 async def _waits(watcher: asyncpg.Connection, other: asyncpg.Connection) -> bool:
@@ -520,13 +543,13 @@ async def test_an_executor_that_holds_a_suspect_is_full(bench) -> None:
     executor = await bench.executor("p/a-0", pool_size=4)
     await bench.submit()
     await bench.take(executor)
-    assert [known.held for known in await pools.replicas(bench.connection, "p/")] == [1]
+    assert [known.held for known in await replicas(bench, "p/")] == [1]
     await bench.connection.execute("UPDATE joex_private.job SET suspect = true")
-    assert [known.held for known in await pools.replicas(bench.connection, "p/")] == [4]
+    assert [known.held for known in await replicas(bench, "p/")] == [4]
     await bench.connection.execute("UPDATE joex_private.job SET state = 'running', started_at = clock_timestamp()")
-    assert [known.held for known in await pools.replicas(bench.connection, "p/")] == [4]
+    assert [known.held for known in await replicas(bench, "p/")] == [4]
     await bench.connection.execute("UPDATE joex_private.job SET started_at = clock_timestamp() - interval '61 seconds'")
-    assert [known.held for known in await pools.replicas(bench.connection, "p/")] == [1]
+    assert [known.held for known in await replicas(bench, "p/")] == [1]
 
 
 class TestGonePods:

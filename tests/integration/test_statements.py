@@ -239,7 +239,7 @@ CALLS = {
     "set_priority": f"joex.set_priority({NO_JOB}, 'high')",
     "set_timeout": "joex_client.set_timeout('a', '1 minute', false)",
     "shares": "joex.shares()",
-    "replicas": "joex_private.replicas('a/')",
+    "replicas": "joex_private.replicas('{a/}')",
     "start_many": f"joex_private.start_many(ARRAY[{NO_JOB}], ARRAY[{NO_JOB}], ARRAY[0.0])",
     "place_after": "* FROM joex_private.place_after('success', false, true, 'high', now(), NULL)",
     "submit": "joex.submit('a')",

@@ -22,8 +22,8 @@ _WORK = statement(
 )
 _LATEST_RUNS = statement("SELECT task, grp, runs, seconds, last_at FROM joex_private.latest_runs($1::timestamptz)")
 _REPLICAS = statement(
-    "SELECT app_id, executor, pod_uid, held, draining, spare, retired_at, clock_timestamp() - retired_at "
-    "FROM joex_private.replicas($1::text)"
+    "SELECT prefix, app_id, executor, pod_uid, held, draining, spare, retired_at, clock_timestamp() - retired_at "
+    "FROM joex_private.replicas($1::text[])"
 )
 _REGISTERED_IN = statement("SELECT DISTINCT pod_uid FROM joex_private.executor WHERE pod_uid = ANY ($1::text[])")
 _WATCH = statement("SELECT joex_private.watch($1::text, $2::text[], $3::interval)")
@@ -156,12 +156,12 @@ async def demand_and_replicas(
     *,
     wait: float = math.inf,
 ) -> tuple[Waiting, list[list[Known]]]:
-    """`demand`, and `replicas` by prefix, as of one moment: a job that is taken then is runnable or held, not both."""
+    """`demand` and `replicas`, as of one moment: a job that is taken then is runnable or held, not both."""
     with translated():
         await connection.execute(_PROMOTE, queues)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             waiting = await demand(connection, queues, most, shares, wait=wait)
-            return waiting, [await replicas(connection, prefix) for prefix in prefixes]
+            return waiting, await replicas(connection, prefixes)
 
 
 async def demand(
@@ -183,10 +183,16 @@ async def latest_runs(connection: Connection, after: datetime | None) -> list[La
         return [LatestRuns(*row) for row in await connection.fetch(_LATEST_RUNS, after)]
 
 
-async def replicas(connection: Connection, prefix: str) -> list[Known]:
-    """The app-ids that begin with ``prefix``, living or retired."""
+async def replicas(connection: Connection, prefixes: Sequence[str]) -> list[list[Known]]:
+    """The app-ids that begin with each of these prefixes, living or retired.
+
+    In one statement: an operator asks for the replicas of all pools that share the work of a pool, hundreds of them.
+    """
+    found: dict[str, list[Known]] = {prefix: [] for prefix in prefixes}
     with translated():
-        return [Known(*row) for row in await connection.fetch(_REPLICAS, prefix)]
+        for prefix, *row in await connection.fetch(_REPLICAS, list(found)):
+            found[prefix].append(Known(*row))
+    return [found[prefix] for prefix in prefixes]
 
 
 async def registered_in(connection: Connection, pod_uids: Sequence[str]) -> set[str]:

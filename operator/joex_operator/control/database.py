@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from joex.core.lease import Mark, Observation
 from joex.errors import ConfigError, DatabaseUnavailable, JoexError, SchemaError
 from joex.notifications.listener import Floods, Listener
+from joex.places import Places
 from joex.store import executors, periodic, pools
 from joex.store.database import borrowed, connect, create_pool
 from joex.store.errors import NO_MESSAGE, translated
@@ -84,6 +85,7 @@ class Database:
         self.url = url
         self.owner = OWNER.get()
         """Whose look-ups of names are those of this database: a namespace that has a pool of it."""
+        self._places: Places[str] = Places(_CONNECTIONS)  # by the namespaces that have pools of it
         self._on_notification = on_notification
         self._migrate = migrate
         self._start_scheduler = start_scheduler
@@ -126,13 +128,16 @@ class Database:
     async def connection(self, *, within: float = _USED_FOR) -> AsyncIterator[Connection]:
         """A connection to the database, which has this version's schema, for so many seconds at most.
 
+        The next free one is for the namespace that has fewest: a namespace with hundreds of pools holds up no other.
+
         Raises:
             JoexError: `database_problem` turns it into the reason and the message of a condition.
         """
         self._fail_fast()
         before, is_lent, limit = self._outage, False, asyncio.timeout(within)
         try:
-            async with borrowed(await self._prepared(before)) as connection, limit:
+            connections = await self._prepared(before)
+            async with self._places.one_of(OWNER.get()), borrowed(connections) as connection, limit:
                 self._fail_with_others(before)
                 is_lent = True
                 yield connection

@@ -51,8 +51,12 @@ class Sharers:
         ]
 
     def observed(self, pool: Pool, database: Database, replicas: Collection[Replica]) -> None:
-        """A pool has these replicas."""
-        self._known[_key(pool)] = Sharer(pool, database, able_slots(pool, replicas))
+        """A pool has these replicas. Without any, and without slots that it may have, it takes no part."""
+        slots = able_slots(pool, replicas)
+        if slots or replicas:
+            self._known[_key(pool)] = Sharer(pool, database, slots)
+        else:
+            self._known.pop(_key(pool), None)
 
     def failed(self, pool: Pool) -> None:
         """A pool can't use its database, or not change: it gets no executor, and the others count all of the jobs."""

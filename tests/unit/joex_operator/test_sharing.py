@@ -1,10 +1,13 @@
 """The demand of queues that several pools serve."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from joex_operator.decide.replicas import Phase
+from joex_operator.control.sharers import Sharers
+from joex_operator.decide.replicas import Phase, Replica
 from joex_operator.decide.scaling import Demand, Work
 from joex_operator.decide.sharing import Server, able_slots, most_slots, part
 from tests.unit.joex_operator.builders import NOW, autoscaled, pool, replica, replicas
@@ -88,3 +91,20 @@ def test_others_count_on_no_slots_that_a_pool_may_not_add():
     disabled = autoscaled(most=10, behavior={"scaleUp": {"selectPolicy": "Disabled"}})
     assert able_slots(pool(scaling=disabled, poolSize=4), replicas(2)) == 8
     assert able_slots(pool(scaling=disabled, poolSize=4, replicas=3), replicas(2)) == 12
+
+
+def test_a_pool_without_executors_that_may_have_none_takes_no_part_in_what_others_ask_of_the_database():
+    """Each of them asks for the executors of all that do: of hundreds of suspended pools that is much."""
+    database: Any = SimpleNamespace(name="db:5432/shop", is_prepared=True)
+    sharers = Sharers()
+    own = sharers.starting(pool(), database)
+
+    def beside(found: list[Replica], **spec: Any) -> int:
+        other = replace(pool(**spec), name="other")
+        sharers.starting(other, database)
+        sharers.observed(other, database, found)
+        return len(sharers.beside(own))
+
+    assert beside([], suspend=True) == 0
+    assert beside([replica(0, Phase.DRAINING, held=1)], suspend=True) == 1
+    assert beside([]) == 1

@@ -59,18 +59,22 @@ BEGIN
             FROM joex_private.executor e WHERE e.pod_uid = p_pod_uid AND e.left_at IS NULL);
 END $$;
 
--- The executors whose app-id begins with p_prefix, living or retired: a row for each living executor (of an app-id, one that takes jobs,
--- and any number that drain), and for each retired app-id without one. held: how many of its slots are taken, by jobs and by overruns; all
--- of them where it takes nothing beside a suspect.
-CREATE OR REPLACE FUNCTION joex_private.replicas(p_prefix text)
-RETURNS TABLE (app_id text, executor integer, pod_uid text, held bigint, draining boolean, spare boolean, retired_at timestamptz)
+-- The executors whose app-id begins with one of p_prefixes, living or retired: for each prefix, a row for each living executor (of an
+-- app-id, one that takes jobs, and any number that drain), and for each retired app-id without one. held: how many of its slots are taken,
+-- by jobs and by overruns; all of them where it takes nothing beside a suspect.
+CREATE OR REPLACE FUNCTION joex_private.replicas(p_prefixes text[])
+RETURNS TABLE (prefix text, app_id text, executor integer, pod_uid text, held bigint, draining boolean, spare boolean,
+               retired_at timestamptz)
 LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
-    WITH own AS (SELECT x.* FROM joex_private.executor x     -- (by executor_living: there may be the executors of a thousand pools)
-                 WHERE x.left_at IS NULL AND x.app_id ~>=~ p_prefix AND x.app_id ~<~ (p_prefix || chr(1114111)))
-    SELECT app_id, e.id, e.pod_uid, coalesce(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END), 0),
+    WITH own AS (SELECT p.prefix, y.* FROM unnest(p_prefixes) p (prefix) CROSS JOIN LATERAL (
+                     SELECT x.* FROM joex_private.executor x
+                     WHERE x.left_at IS NULL AND x.app_id ~>=~ p.prefix AND x.app_id ~<~ (p.prefix || chr(1114111))
+                     OFFSET 0) y)        -- (for each prefix, by executor_living: there may be the executors of a thousand pools)
+    SELECT prefix, app_id, e.id, e.pod_uid, coalesce(greatest(h.held, CASE WHEN h.alone THEN e.pool_size END), 0),
            coalesce(e.draining, false), coalesce(e.spare, false), r.retired_at
     FROM own e
-    FULL JOIN (SELECT x.* FROM joex_private.retired x WHERE starts_with(x.app_id, p_prefix)) r USING (app_id)
+    FULL JOIN (SELECT p.prefix, x.* FROM unnest(p_prefixes) p (prefix) JOIN joex_private.retired x ON starts_with(x.app_id, p.prefix)) r
+        USING (prefix, app_id)
     LEFT JOIN (SELECT x.executor_id, count(*) AS held, bool_or(x.alone) AS alone
                FROM (SELECT j.executor_id, j.suspect AND joex_private.runs_alone(j.id) AS alone FROM joex_private.held j
                      WHERE j.queue = ANY (ARRAY(SELECT unnest(o.queues) FROM own o))       -- (not what all the others hold)
