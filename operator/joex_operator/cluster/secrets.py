@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from joex.core.url import check_database_url
+from joex.places import Places
 from joex_operator.api.names import ALLOWED
 from joex_operator.api.objects import Pool
 from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi, NotFound, path_of
@@ -34,6 +35,14 @@ class _Value(NamedTuple):
     key: str
 
 
+class _Digest(NamedTuple):
+    """The digest of a value, for the pool with this uid."""
+
+    uid: str
+    content: str
+    digest: str
+
+
 class Secrets:
     """Reads the secrets that pools name, one by one, and caches each value for minutes or until `recheck`.
 
@@ -45,8 +54,8 @@ class Secrets:
         self._values: dict[_Value, tuple[float, str]] = {}
         self._named: dict[tuple[str, str], _Value] = {}  # the value of each pool
         self._pools: Counter[_Value] = Counter()  # how many name it
-        self._digests: dict[tuple[str, str], tuple[str, str, str]] = {}
-        self._digesting = asyncio.Lock()
+        self._digests: dict[tuple[str, str], _Digest] = {}  # of each pool, of what its last reconcile has read
+        self._digesting: Places[str] = Places(1)  # by namespaces
 
     async def database_url(self, pool: Pool) -> str:
         """The URL of a pool's database.
@@ -79,45 +88,40 @@ class Secrets:
         raise UrlUnknown("InvalidURL", f"{field}, key {ref.secret_key!r}: {problem}")
 
     def digest(self, pool: Pool) -> str:
-        """A digest of the URL that was read last; empty: none was read.
+        """A digest of the URL that was last read for this pool; empty: none was read.
 
         It becomes part of an annotation, which more users may read than the secret. So it is slow to compute, and other
         for each pool: who reads it can't try passwords in numbers.
         """
-        content = self._content(pool)
-        if content is None:
-            return ""
-        known = self._digests.get((pool.namespace, pool.name))
-        if known is not None and known[:2] == (pool.uid, content):
-            return known[2]
-        return self._keep_digest(pool, content, _slow_digest(content, pool.uid))  # another pool has just read it
+        return "" if (known := self._digest_of(pool)) is None else known.digest
 
     async def _prepare_digest(self, pool: Pool, content: str) -> None:
         """Compute what `digest` returns, in a thread: those of many pools take longer than a lease may wait.
 
-        One at a time, because each takes 16 MiB.
+        One at a time, because each takes 16 MiB; of the namespaces that wait, each has its turn.
         """
         if self._is_digested(pool, content):
             return  # without a turn: the digests of others may need all of them
-        async with self._digesting:
+        async with self._digesting.one_of(pool.namespace):
             if not self._is_digested(pool, content):
                 loop = asyncio.get_running_loop()
                 made = await loop.run_in_executor(_DIGESTING, _slow_digest, content, pool.uid)
-                self._keep_digest(pool, content, made)
+                if (pool.namespace, pool.name) in self._named:  # it may have gone meanwhile
+                    self._digests[pool.namespace, pool.name] = _Digest(pool.uid, content, made)
 
-    def _keep_digest(self, pool: Pool, content: str, digest: str) -> str:
-        if (pool.namespace, pool.name) in self._named:  # it may have gone meanwhile
-            self._digests[pool.namespace, pool.name] = (pool.uid, content, digest)
-        return digest
+    def _digest_of(self, pool: Pool) -> _Digest | None:
+        known = self._digests.get((pool.namespace, pool.name))
+        return known if known is not None and known.uid == pool.uid else None
 
     def _is_digested(self, pool: Pool, content: str) -> bool:
-        return self._digests.get((pool.namespace, pool.name), ())[:2] == (pool.uid, content)
+        known = self._digest_of(pool)
+        return known is not None and known.content == content
 
     def database(self, pool: Pool) -> str:
-        """The name of the database of the URL that was read last, that of `digest`; empty: none was read."""
-        content = self._content(pool)
+        """The name of the database of the URL of `digest`; empty: none was read."""
+        known = self._digest_of(pool)
         try:
-            return "" if content is None else database_name(_url_in(content))
+            return "" if known is None else database_name(_url_in(known.content))
         except ValueError:
             return ""
 
@@ -146,11 +150,6 @@ class Secrets:
             self._named[pool.namespace, pool.name] = value
             self._pools[value] += 1
         return value
-
-    def _content(self, pool: Pool) -> str | None:
-        ref = pool.spec.database
-        _, content = self._values.get(_Value(pool.namespace, ref.secret_name, ref.secret_key), (0.0, None))
-        return content
 
     def _expire(self, pool: Pool, seconds: float = 0.0) -> None:
         """Read the value of a pool again after so many seconds at most. What was read stays: others may use it."""
