@@ -216,7 +216,10 @@ def test_a_pod_has_the_time_of_a_drain_and_a_little_more_to_leave():
     assert pod(drain={"timeout": "100ms"})["terminationGracePeriodSeconds"] == 31
 
 
-@pytest.mark.parametrize(("grace", "given"), [(110, "1m20s"), (20, "0s"), (None, "0s"), (7200, "1h"), ("x", "1h")])
+@pytest.mark.parametrize(
+    ("grace", "given"),
+    [(110, "1m20s"), (20, "0s"), (-(10**15), "0s"), (None, "0s"), (7200, "1h"), (10**15, "1h"), ("x", "1h")],
+)
 def test_an_executor_gives_its_jobs_back_within_the_grace_period_of_the_template(grace, given):
     template = {"spec": {"terminationGracePeriodSeconds": grace}}
     assert variables(drain={"timeout": "1h"}, template=template)["JOEX_SIGNAL_TIMEOUT"] == given

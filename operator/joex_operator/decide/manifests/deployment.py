@@ -141,7 +141,9 @@ def _within_grace(template: dict[str, Any], drain_timeout: timedelta) -> dict[st
     grace = template["spec"].get("terminationGracePeriodSeconds", _KUBERNETES_GRACE)
     built = signal_timeout(drain_timeout)
     if isinstance(grace, int):  # (the API server refuses others)
-        shorter = signal_timeout(min(drain_timeout, timedelta(seconds=max(grace - _GRACE_AFTER_DRAIN, 0))))
+        # (A timedelta does not hold any number of seconds.)
+        seconds = min(max(grace - _GRACE_AFTER_DRAIN, 0), math.ceil(drain_timeout.total_seconds()))
+        shorter = signal_timeout(min(drain_timeout, timedelta(seconds=seconds)))
         for container in template["spec"]["containers"]:
             if container["name"] == EXECUTOR:
                 container["env"] = [shorter if variable == built else variable for variable in container["env"]]
