@@ -137,8 +137,16 @@ WRONG = {
     "database.existingSecret=s postgresql.enabled=true": "postgresql.enabled: a database is set",
     "postgresql.enabled=false": "pool.enabled: the first pool needs a database",
     "serviceAccount.create=false": "serviceAccount.name: name the existing account",
+    "global=null image=null": "at '': missing properties 'global', 'image'",
     "commonLabels.cost={a}": "/commonLabels/cost",
+    r"commonLabels.joex\.dev/pool=a": "/commonLabels/joex.dev",  # by which others find the executors
+    r"operator.podLabels.joex\.dev/pool=a": "/operator/podLabels/joex.dev",
+    r"console.podLabels.joex\.dev/pool=a": "/console/podLabels/joex.dev",
     "metrics.prometheusRule.runbookUrl=docs": "/metrics/prometheusRule/runbookUrl",
+    "metrics.prometheusRule.runbookUrl=https://a:\tb": "/metrics/prometheusRule/runbookUrl",
+    "metrics.prometheusRule.enabled=true metrics.prometheusRule.runbookUrl=https://\a": (
+        "metrics.prometheusRule.runbookUrl: error converting"
+    ),
     "console.proxies={proxy}": "/console/proxies/0",
     "console.userScopes={executor}": "/console/userScopes/0",
     "console.enabled=true pool.enabled=false postgresql.enabled=false": "console.enabled: the console needs a database",
@@ -163,7 +171,7 @@ async def test_a_switch_adds_and_removes_just_what_it_says(helm: Helm, values: s
 @pytest.mark.parametrize("values", WRONG)
 async def test_a_wrong_value_is_refused_with_one_message_that_names_it(helm: Helm, values: str) -> None:
     with pytest.raises(HelmError) as refused:
-        await render(helm, *values.split())
+        await render(helm, *values.split(" "))
     message = str(refused.value).partition("failed:\n")[2]
     assert WRONG[values] in message
     assert message.count("- at '") + message.count("execution error") == 1, message
