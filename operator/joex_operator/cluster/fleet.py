@@ -94,7 +94,8 @@ class ClusterFleet:
         except Forbidden as error:
             if _QUOTA not in str(error) or surge(pool.spec.rollout, 1):
                 raise
-        self._checked[pool.namespace, pool.name] = template
+        if (pool.namespace, pool.name) in self._templates:  # it may have gone meanwhile
+            self._checked[pool.namespace, pool.name] = template
 
     async def create(self, pool: Pool, index: int) -> None:
         """See `Fleet.create`."""

@@ -267,7 +267,11 @@ class Controller:
     async def _reconcile_periodic_tasks(self, key: Key) -> float | None:
         before = self._keys(key.namespace)
         pools = {other: self._pools.get(other) for other in before if other.kind == POOL}
-        urls = {other: await self._note_url(other, pool) for other, pool in pools.items() if pool is not None}
+        urls = {
+            other: await self._note_url(other, pool)
+            for other, pool in pools.items()
+            if pool is not None and other in self._pools  # it may have gone meanwhile
+        }
         # What follows is of one moment: meanwhile objects may have gone, which left rows, and pools been made again.
         here = [other for other in before if other in self._objects]
         now = [other for other in self._keys(key.namespace) if other.kind == POOL]

@@ -130,8 +130,8 @@ async def test_pools_that_come_and_go_leave_nothing_behind(fleet: ClusterFleet, 
         await fleet.database_url(one)
         await fleet.check(one)
         fleet.mark_deleted(body_of(name))
-        fleet.template(one)  # by a reconcile that has begun before
-        kept = [*fleet._templates, *fleet._secrets._values]
+        await fleet.check(one)  # by a reconcile that has begun before
+        kept = [*fleet._templates, *fleet._checked, *fleet._secrets._values]
         assert kept == [], "the next list may be a long time away, and a template large"
         assert fleet.forget_absent("JoexPool", (), 10, "") == [("prod", name)]
     assert {name: some for name, some in vars(fleet).items() if isinstance(some, dict) and some} == {}

@@ -220,6 +220,21 @@ class Late(WithoutSecret):
         return "1"
 
 
+async def test_the_secret_of_a_pool_that_goes_while_those_of_others_are_read_is_not_read():
+    """The fleet has forgotten the pool, and would keep what it names."""
+    fleet = Late()
+    controller = Controller(fleet, worker="the operator")
+    controller.put(manifest("one"))
+    controller.put(manifest("gone"))
+    reconcile = asyncio.create_task(controller._reconcile_periodic_tasks(Key(PERIODIC, "prod")))
+    assert await asked(controller) == "one"
+    controller.remove(POOL, "prod", "gone")
+    fleet.may_answer.set()
+    await reconcile
+    assert fleet.asked.empty()
+    await controller.databases.close()
+
+
 async def test_a_pool_that_is_deleted_while_its_secret_is_read_leaves_no_database_open():
     fleet = Late()
     controller = Controller(fleet, worker="the operator")
