@@ -40,7 +40,7 @@ _LONGEST_SLEEP = 60.0
 _SET_BACK = 30.0  # seconds by which a clock may seem to go back because an answer was late: _AHEAD forgives more
 _JITTER = 0.02  # seconds: of many schedulers that wake together, most then find the work done
 _BUSY_RETRY_IN, _BUSY_RETRY_LATEST = 0.1, 0.5
-_ASIDE_FOR, _LONGEST_ASIDE = 10.0, 300.0
+_ASIDE_FOR, _LONGEST_ASIDE = 0.5, 300.0
 _MOST_ASIDE = 10_000
 _REST_AHEAD = 60.0  # seconds of rest that a scheduler with a share may put off: ten thousand tasks may be due at once
 

@@ -378,41 +378,85 @@ async def test_a_submission_that_has_to_wait_for_somebody_is_tried_again_and_the
     assert await tasks.decide() == {"a": "overlapping"}
 
 
-async def test_many_submissions_that_would_have_to_wait_wait_once(tasks, another_connection):
+async def test_waits_for_the_jobs_of_one_group_make_those_of_another_wait_no_shorter(tasks, another_connection):
     await tasks.connection.execute("""
         CREATE FUNCTION show() RETURNS trigger LANGUAGE plpgsql AS
             $$ BEGIN NEW.submitter := current_setting('lock_timeout'); RETURN NEW; END $$;
         CREATE TRIGGER show BEFORE INSERT ON joex_private.job FOR EACH ROW EXECUTE FUNCTION show();
     """)
-    submitters = "SELECT array_agg(submitter ORDER BY subject) FROM joex.jobs"
-    await tasks.put_due("a", "b", "c")
-    assert await tasks.decide() == {"a": "submitted", "b": "submitted", "c": "submitted"}
-    assert await tasks.connection.fetchval(submitters) == ["20ms", "20ms", "20ms"]
-    await tasks.connection.execute("SELECT joex.remove(id) FROM joex.jobs")
-    await tasks.due("a", "b", "c")
+    await tasks.put_due("a", "b", group="hog")
+    await tasks.put_due("x", "y", "z")
     other = await another_connection()
     async with other.transaction():
-        await other.execute("SELECT joex_private.submit_periodic(t) FROM joex_private.periodic_task t WHERE id = 'a'")
-        assert await tasks.decide() == {"a": "trouble", "b": "submitted", "c": "submitted"}
-    assert await tasks.connection.fetchval(submitters + " WHERE subject > 'a'") == ["1ms", "1ms"]
+        await other.execute(
+            "SELECT joex_private.submit_periodic(t) FROM joex_private.periodic_task t WHERE id IN ('a', 'b')"
+        )
+        submitted = dict.fromkeys("xyz", "submitted")
+        assert await tasks.decide() == {"a": "trouble", "b": "trouble", **submitted}
+    assert await tasks.connection.fetch("SELECT submitter FROM joex.jobs WHERE grp = 'default'") == [("20ms",)] * 3
+
+
+async def test_a_group_whose_jobs_have_to_wait_twice_has_its_other_tasks_in_the_next_pass(tasks, another_connection):
+    for number, task_id in enumerate("abcd"):
+        await tasks.put(task_id)
+        await tasks.due(task_id, ago=timedelta(hours=4 - number))
+    other = await another_connection()
+    async with other.transaction():
+        await other.execute(
+            "SELECT joex_private.submit_periodic(t) FROM joex_private.periodic_task t WHERE id IN ('a', 'b', 'd')"
+        )
+        assert await tasks.decide() == {"a": "trouble", "b": "trouble"}
+        aside = [TaskKey(task_id, "default", "default") for task_id in "ab"]
+        assert await tasks.fire(await tasks.read(aside=aside)) == {"c": "submitted", "d": "trouble"}
+
+
+async def test_of_very_many_submissions_that_have_to_wait_a_few_wait_longer_than_a_millisecond(tasks):
+    """A role may use hundreds of groups, and other tenants' tasks come between."""
+    await tasks.connection.execute("""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            RAISE NOTICE '%', current_setting('lock_timeout');
+            RAISE 'it would have to wait' USING ERRCODE = '55P03';
+        END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON joex_private.job FOR EACH ROW EXECUTE FUNCTION refuse();
+    """)
+    waits: list[str] = []
+    tasks.connection.add_log_listener(lambda _, notice: waits.append(notice.message))
+    for group in range(10):
+        await tasks.put_due("a", group=f"group {group}")
+    await tasks.decide()
+    assert waits == ["20ms"] * 6 + ["1ms"] * 4
+
+
+async def test_a_client_that_adds_many_periodic_tasks_undoes_no_pass(tasks):
+    """The tables grow by a page at a time, for which all who write rows wait in line."""
+    await tasks.connection.execute("""
+        CREATE FUNCTION show() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE NOTICE '%', current_setting('lock_timeout'); RETURN NEW; END $$;
+        CREATE TRIGGER show BEFORE UPDATE OF marked ON joex_private.periodic_task FOR EACH ROW EXECUTE FUNCTION show();
+    """)
+    waits: list[str] = []
+    tasks.connection.add_log_listener(lambda _, notice: waits.append(notice.message))
+    await tasks.put_due("a")
+    await tasks.decide()
+    assert waits == ["1s"]
 
 
 def test_a_task_that_is_often_in_trouble_is_tried_ever_later():
     aside = periodic_scheduler.Aside()
     waits: list[float] = []
     now = 1000.0
-    for _ in range(7):
+    for _ in range(12):
         aside.put(A, now)
         [until] = aside.until(now).values()
         waits, now = [*waits, until - now], until
         assert not aside.until(now)  # it is tried
-    assert waits == [10, 20, 40, 80, 160, 300, 300]
+    assert waits == [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     aside.forget(A)
     aside.put(A, now)
-    assert aside.until(now) == {A: now + 10}
+    assert aside.until(now) == {A: now + 0.5}
     assert not aside.until(now + 400)
     aside.put(A, now + 400)  # an old trouble no longer counts
-    assert aside.until(now + 400) == {A: now + 410}
+    assert aside.until(now + 400) == {A: now + 400.5}
 
 
 def test_of_very_many_tasks_in_trouble_the_latest_are_aside(monkeypatch):

@@ -337,7 +337,8 @@ END $$;
 -- stale (another scheduler was faster, or the task has changed).
 -- While another call is under way this does nothing, and returns nothing: that call may have the same tasks.
 -- After a quarter of a second it leaves the rest as it is, and does not return it: a tenant whose jobs take long to submit, by a megabyte of
--- arguments each perhaps, must not make the others wait. So each group has its first task, then its second, and so on.
+-- arguments each perhaps, must not make the others wait. So each group has its first task, then its second, and so on. The rest of a group
+-- of which two submissions had to wait it leaves, too: one open transaction of a tenant may make hundreds wait.
 CREATE OR REPLACE FUNCTION joex_private.fire_periodic(
     p_worker text, ids text[], queues text[], grps text[], revisions bigint[], nextruns timestamptz[], fires timestamptz[], nexts timestamptz[],
     errors text[]
@@ -349,14 +350,18 @@ DECLARE
     v_until CONSTANT timestamptz := clock_timestamp() + interval '250 milliseconds';
     v_given record;
     v_task joex_private.periodic_task;
+    v_waits bigint[] := '{}';   -- the group of each submission that had to wait
 BEGIN
     IF NOT joex_private.try_mutex('periodic') THEN
         RETURN;
     END IF;
     -- (At random: no group is the last one each time.)
-    FOR v_given IN SELECT * FROM unnest(ids, queues, grps, revisions, nextruns, fires, nexts, errors) WITH ORDINALITY
+    FOR v_given IN SELECT g.*, dense_rank() OVER (ORDER BY g.queue, g.grp) AS group_nr
+                   FROM unnest(ids, queues, grps, revisions, nextruns, fires, nexts, errors) WITH ORDINALITY
                        AS g(id, queue, grp, revision, nextrun, fire, next, error, nr)
                    ORDER BY row_number() OVER (PARTITION BY g.queue, g.grp ORDER BY g.nr), random() LOOP
+        -- (The next pass tries the other tasks of the group: a client that inserts many rows makes any submission wait now and then.)
+        CONTINUE WHEN cardinality(array_positions(v_waits, v_given.group_nr)) >= 2;
         id := v_given.id;
         queue := v_given.queue;
         grp := v_given.grp;
@@ -368,6 +373,8 @@ BEGIN
               AND t.revision = v_given.revision AND t.nextrun = coalesce(v_given.nextrun, '-infinity')
               AND t.enabled AND t.error IS NULL FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
+            -- (One role may have a group of its own for each of hundreds of waits.)
+            PERFORM set_config('lock_timeout', CASE WHEN cardinality(v_waits) < 6 THEN '20ms' ELSE '1ms' END, true);
             -- (A row whose submission fails must not stop the others.)
             BEGIN
                 outcome := CASE WHEN v_given.error IS NOT NULL THEN 'refused' WHEN v_given.nextrun IS NULL THEN 'set'
@@ -385,13 +392,14 @@ BEGIN
                 IF left(SQLSTATE, 2) NOT IN ('22', '23', '54') AND SQLSTATE <> 'JX003' THEN
                     outcome := 'trouble';
                 END IF;
-                -- One wait is enough for all tasks of this call: one tenant may have made hundreds wait, with one open transaction.
                 IF SQLSTATE = '55P03' THEN
-                    PERFORM set_config('lock_timeout', '1ms', true);
+                    v_waits := v_waits || v_given.group_nr;
                 END IF;
             END;
         END IF;
         IF outcome NOT IN ('stale', 'trouble') THEN
+            -- (An error here undoes the pass. This waits for no row: for a page that others add to the table, or for DDL.)
+            PERFORM set_config('lock_timeout', '1s', true);
             UPDATE joex_private.periodic_task t SET
                 nextrun = CASE outcome WHEN 'refused' THEN '-infinity' ELSE coalesce(v_given.next, 'infinity') END,
                 worker = p_worker, marked = clock_timestamp(), error = v_given.error,
