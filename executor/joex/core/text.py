@@ -81,10 +81,10 @@ class ErrorTexts:
     __slots__ = ("_trace", "error", "is_long", "message")
 
     def __init__(self, error: BaseException) -> None:
-        self.error = error
-        self.message = said(error)
+        self.error: BaseException = error
+        self.message: str = said(error)
         self._trace: str | None = None
-        self.is_long = True
+        self.is_long: bool = True
         with suppress(BaseException):  # of the error's own attributes
             self.is_long = self._is_long()
 
