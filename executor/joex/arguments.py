@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from joex.core.json_values import has_infinity
 from joex.errors import ConfigError, InvalidJob
 
 _MOST_NAMED = 20
@@ -72,7 +73,10 @@ class Arguments:
             if isinstance(args, str):
                 if len(args) > _LARGE and _bytes_of_problems(args) > _OF_PROBLEMS * max(len(args), 1_000_000):
                     raise InvalidJob(f"arguments of task {self._task!r}: too many parts below names that are too long")
-                return dict(self._adapter.validate_json(args))
+                parsed = dict(self._adapter.validate_json(args))
+                if has_infinity(args):
+                    raise InvalidJob(f"arguments of task {self._task!r}: a number is beyond the range of doubles")
+                return parsed
             return dict(self._adapter.validate_python(dict(args)))
         except ValidationError as error:
             raise InvalidJob(f"arguments of task {self._task!r}: {_problems(error)}") from None

@@ -353,6 +353,18 @@ async def test_a_page_of_jobs_says_how_to_go_on(joex, client):
     assert [job["id"] for job in only.json] == [str(finished[-1])]
 
 
+async def test_a_page_of_json_ends_after_4_mb_of_arguments_and_a_table_reads_none(joex, client):
+    ids = [str(await client.submit("t", {"x": "x" * 900_000})) for _ in range(5)]
+    for number in range(5):
+        await client.periodic.put(str(number), "t", "daily", args={"x": "x" * 900_000})
+    for command, expected in ((["jobs"], ids), (["periodic", "list", "--owner", "user"], [*"01234"])):
+        page = await joex(*command, "--json")
+        assert [one["id"] for one in page.json] == expected[:4]
+        assert page.complaint.startswith("there are more: add --after ")
+        table = await joex(*command)
+        assert ([line.split()[0] for line in table.out.splitlines()[1:]], table.err) == (expected, "")
+
+
 async def test_show_has_each_attempt_with_its_end(joex, client, pool):
     job_id = await client.submit("mail.send", queue="mails")
     async with pool.acquire() as connection:

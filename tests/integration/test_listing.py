@@ -8,8 +8,10 @@ import pytest
 
 from joex import InvalidJob, NewJob
 from joex.core.access import EVERYTHING, Bounds
+from joex.core.job import LONGEST_NAME
+from joex.core.tuples import LONGEST
 from joex.store import jobs, keyed, periodic, runs, stats
-from joex.store.job_pages import check_cursor
+from joex.store.job_pages import LONGEST_CURSOR, check_cursor
 from joex.store.listing import Filter, list_held, list_jobs, list_queued
 from joex.store.search import Search, count_jobs, search_jobs
 from tests.support.cases import case
@@ -112,6 +114,16 @@ async def test_a_cursor_that_no_page_has_given_is_refused(bench):
                 check_cursor(cursor)
             with pytest.raises(InvalidJob, match=r"^cursor: "):
                 await list_jobs(bench.connection, Filter(), cursor)
+
+
+async def test_a_cursor_is_no_longer_than_a_call_may_bring_it_back_whatever_names_jobs_have(bench):
+    add = "SELECT joex_client.add('t', $1, rank => $2, queue => $3)"
+    for number in range(2):
+        await bench.connection.execute(add, bytes([number]), b"\xf0" * LONGEST, "\x01" * LONGEST_NAME)
+    first = await list_jobs(bench.connection, Filter(), None, 1)
+    assert first.next is not None
+    assert len(first.next) <= LONGEST_CURSOR
+    assert len((await list_jobs(bench.connection, Filter(), first.next, 1)).jobs) == 1
 
 
 @pytest.mark.parametrize("cursor", [cursor_of("held", 10**30), cursor_of("runnable", "a\0b", 1, 1, 1)], ids=repr)

@@ -532,6 +532,7 @@ async def test_arguments_are_any_mapping(client, args):
 
 UNREADABLE = {
     '{"x": 1e5000}': "number out of range at line 1 column 4308: read it in SQL",
+    '{"x": %s.5}' % ("1" * 310): "a number is beyond the range of doubles: read it in SQL",
     '{"x": %s}' % ("[" * 300 + "]" * 300): "recursion limit exceeded at line 1 column 207: read it in SQL",
 }
 

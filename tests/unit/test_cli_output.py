@@ -1,6 +1,7 @@
 """What commands print of untrusted texts."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -26,3 +27,15 @@ def test_json_has_none_either_and_means_the_same(show, capsys):
     assert printed.replace("\n", "").isprintable()
     assert json.loads(printed) == value
     assert json.dumps(FINE, ensure_ascii=False) in printed
+
+
+def test_json_with_hundreds_of_levels_is_not_many_times_as_long_as_without_lines(capsys):
+    deep: list[Any] = ["", ""] * 10_000
+    for _ in range(150):
+        deep = [deep]
+    value = [{"id": 1, "args": {"values": deep}}, {"id": 2, "args": {"values": [1, {"a": [None]}]}}]
+    print_json(value)
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == value
+    assert len(printed) < 2 * len(json.dumps(value))
+    assert printed.endswith(json.dumps(value[1:], indent=2).removeprefix("[") + "\n")

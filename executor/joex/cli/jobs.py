@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from joex.cli.database import with_connection
-from joex.cli.options import AsJson, DatabaseUrl, Limit, OfGroup, OfQueue, OfTask
+from joex.cli.options import MOST_BYTES, AsJson, DatabaseUrl, Limit, OfGroup, OfQueue, OfTask
 from joex.cli.output import ago, note, print_json, print_table, say
 from joex.core.job import State
+from joex.store.bounded import NOTHING
 from joex.store.job_pages import check_cursor
 from joex.store.jobs import Job
 from joex.store.listing import Filter, list_jobs
@@ -35,11 +36,12 @@ def jobs(
     """List jobs.
 
     Jobs that executors hold come first, then runnable jobs group by group, jobs that are not due yet, and finished
-    jobs, the latest first.
+    jobs, the latest first. With --json a page has 4 MB of arguments and results, but one job at least.
     """
     check_cursor(after)
     wanted = Filter(queue, group, task, state)
-    page = with_connection(database_url, lambda connection: list_jobs(connection, wanted, after, limit))
+    most_bytes = MOST_BYTES if as_json else NOTHING
+    page = with_connection(database_url, lambda connection: list_jobs(connection, wanted, after, limit, most_bytes))
     if as_json:
         print_json(page.jobs)
     elif page.jobs:

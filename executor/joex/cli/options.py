@@ -27,6 +27,8 @@ JobId: TypeAlias = Annotated[UUID, typer.Argument(metavar="ID", help="Id of the 
 OfQueue: TypeAlias = Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only this queue.")]
 OfGroup: TypeAlias = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")]
 OfTask: TypeAlias = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only this task.")]
+MOST_BYTES = 4_000_000
+"""Of the payloads in a list."""
 Limit: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Show at most this many.")]
 
 

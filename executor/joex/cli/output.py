@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _WIDEST_CELL = 60
 _WIDEST_TABLE = 10_000
+_MOST_LEVELS = 8
+_LONG = 10_000
 
 
 def note(message: str) -> None:
@@ -37,7 +39,7 @@ def say(line: str = "") -> None:
 
 def print_json(value: object) -> None:
     """Print a JSON value: dataclasses become objects, times are ISO 8601 in UTC, durations as in settings."""
-    sys.stdout.write(_json_text(value, indent=2) + "\n")
+    sys.stdout.write(_readable(_indented(value)) + "\n")
 
 
 def print_json_line(value: object) -> None:
@@ -47,7 +49,7 @@ def print_json_line(value: object) -> None:
 
 def print_json_lines(values: Iterable[object]) -> None:
     """Print JSON values, a line each, and all of them at once."""
-    sys.stdout.writelines(_json_text(value) + "\n" for value in values)
+    sys.stdout.writelines(_readable(_compact(value)) + "\n" for value in values)
     sys.stdout.flush()
 
 
@@ -108,9 +110,33 @@ def _cut(text: str) -> str:
     return text if len(text) <= _WIDEST_CELL else f"{text[: _WIDEST_CELL - 1]}…"
 
 
-def _json_text(value: object, indent: int | None = None) -> str:
+def _compact(value: object) -> str:
+    return json.dumps(value, default=_json_value, ensure_ascii=False, allow_nan=False)
+
+
+def _indented(value: object, level: int = 0) -> str:
+    """JSON, a line for each part; but those of a part that is long, or lies deep, are in its line.
+
+    The arguments of a job may have 200 levels. With the margins of each, a megabyte would become a hundred.
+    """
+    parts = value if isinstance(value, dict | list | tuple) else _fields(value)
+    if not parts or (level and (level == _MOST_LEVELS or _is_long(parts))):
+        return _compact(value)
+    begin, margin, end = "\n" + "  " * (level + 1), ",\n" + "  " * (level + 1), "\n" + "  " * level
+    if isinstance(parts, dict):
+        lines = [f"{_compact(str(name))}: {_indented(each, level + 1)}" for name, each in parts.items()]
+        return "{" + begin + margin.join(lines) + end + "}"
+    return "[" + begin + margin.join(_indented(each, level + 1) for each in parts) + end + "]"
+
+
+def _is_long(parts: dict[str, object] | list[object] | tuple[object, ...]) -> bool:
+    # (A list of jobs, or of the lines of a log, has a line for each field.)
+    is_of_ours = not isinstance(parts, dict) and bool(_fields(parts[0]))
+    return not is_of_ours and len(_compact(parts)) > _LONG
+
+
+def _readable(text: str) -> str:
     """JSON for programs, which may end in a terminal all the same: in strings, what can't be printed is escaped."""
-    text = json.dumps(value, default=_json_value, indent=indent, ensure_ascii=False)
     return "\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n"))
 
 
@@ -118,9 +144,16 @@ def _escaped(line: str) -> str:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
+def _fields(value: object) -> dict[str, object]:
+    """The fields of a dataclass; of any other value, none."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return {}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
 def _json_value(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if fields := _fields(value):
+        return fields
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, timedelta):

@@ -10,8 +10,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from joex.cli.database import with_client
-from joex.cli.options import AsJson, DatabaseUrl, Limit
+from joex.cli.database import with_client, with_connection
+from joex.cli.options import MOST_BYTES, AsJson, DatabaseUrl, Limit
 from joex.cli.output import ago, note, print_json, print_table, say, shown
 from joex.cli.submit import json_object
 from joex.client.client import Client
@@ -19,7 +19,8 @@ from joex.client.periodic import check_timer
 from joex.core.duration import format_duration, span
 from joex.core.job import Priority
 from joex.errors import InvalidJob, JoexError, NotYours
-from joex.store.periodic import PeriodicTask
+from joex.store.bounded import NOTHING
+from joex.store.periodic import PeriodicTask, page_of_tasks
 
 _COLUMNS = ("ID", "QUEUE", "GROUP", "TASK", "TIMER", "ZONE", "NEXT", "LAST", "JOB", "OWNER", "STATUS")
 
@@ -56,17 +57,26 @@ def list_command(
 ) -> None:
     """List the periodic tasks of all owners.
 
-    LAST is the outcome of the latest time that was due, JOB the state of the latest job.
+    LAST is the outcome of the latest time that was due, JOB the state of the latest job. With --json a page has 4 MB of
+    arguments, but one task at least.
     """
-    found = with_client(database_url, lambda client: client.periodic.list(owner, after=after, most=limit + 1))
-    page = found[:limit]
+    page, has_more = with_connection(
+        database_url,
+        lambda connection: page_of_tasks(
+            connection,
+            owners=None if owner is None else [owner],
+            after=after,
+            most=limit,
+            most_bytes=MOST_BYTES if as_json else NOTHING,
+        ),
+    )
     if as_json:
         print_json(page)
     elif page:
         print_table(_COLUMNS, map(_row, page))
     else:
         say("no periodic tasks")
-    if len(found) > limit:
+    if has_more:
         note(f"there are more: add --after {shlex.quote(page[-1].key)}")
 
 

@@ -28,6 +28,7 @@ from joex.http.dependencies import TheTurn
 from joex.http.visible import visible_reasons
 from joex.store import jobs, stats
 from joex.store.job_logs import Attempt, LogEntry, attempts, latest_log
+from joex.store.job_pages import LONGEST_CURSOR
 from joex.store.jobs import Job
 from joex.store.search import Search, count_jobs, search_jobs
 from joex.store.statement import Connection
@@ -84,7 +85,7 @@ TheSearch = Annotated[Search, Depends(_search)]
 """The filter in the query of a call.
 
 What a page shows and links of it, what a user confirms and what the audit has are made of this, not of the query."""
-Cursor = Annotated[str, Query(max_length=4000)]
+Cursor = Annotated[str, Query(max_length=LONGEST_CURSOR)]
 
 
 @routes.get("/jobs", dependencies=[needs(Scope.VIEW)])

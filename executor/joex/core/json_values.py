@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
@@ -28,6 +29,8 @@ _MENDS: Mapping[type, str] = {
 _MOST_DIGITS = 4300
 """Python's JSON readers refuse longer integers."""
 _TOO_LONG = 10**_MOST_DIGITS
+_DIGITS_OF_INFINITY = 309
+"""A number with fewer is in the range of doubles."""
 _STARS = b'"**********"'
 _LONGEST = 100
 """The most characters of a name, or of a path, in a message."""
@@ -179,3 +182,27 @@ def _is_model(value: Any) -> bool:
 
 def _is_dataclass(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
+
+
+def has_infinity(text: str) -> bool:
+    """Whether JSON readers take a number of this text, which PostgreSQL has written, for infinity.
+
+    That is one with a fraction beyond the range of a double: SQL can store it.
+    """
+    # (Any 309 digits in a row have one at one of these places, and half of them on one side of it.)
+    for at in range(_DIGITS_OF_INFINITY - 1, len(text), _DIGITS_OF_INFINITY):
+        if text[at].isdigit() and (text[at - 154 : at + 1].isdigit() or text[at : at + 155].isdigit()):
+            break
+    else:
+        return False
+    try:
+        json.loads(text, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _finite(number: str) -> float:
+    if not isfinite(found := float(number)):
+        raise ValueError
+    return found

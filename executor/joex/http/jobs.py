@@ -33,7 +33,7 @@ from joex.http.models import MOST_AT_ONCE, ArgsBody, JobberBody, JobBody, Name, 
 from joex.http.route import Route
 from joex.http.visible import MOST_BYTES, VisibleJob, WhyNot, most_bytes, visible, visible_reasons
 from joex.store.job_logs import Attempt, LogEntry, attempts, job_log
-from joex.store.job_pages import check_cursor
+from joex.store.job_pages import LONGEST_CURSOR, check_cursor
 from joex.store.jobs import get_job
 from joex.store.listing import Filter, list_jobs
 from joex.store.statement import Connection
@@ -142,7 +142,9 @@ async def read_jobs(
     queue: QueueFilter = None,
     group: GroupFilter = None,
     task: Annotated[Name | None, Query(description="only of this task")] = None,
-    cursor: Annotated[str | None, Query(description="the 'next' of the previous page", max_length=4000)] = None,
+    cursor: Annotated[
+        str | None, Query(description="the 'next' of the previous page", max_length=LONGEST_CURSOR)
+    ] = None,
     limit: Limit = 100,
 ) -> JobPage:
     """List jobs: running ones, runnable ones group by group, jobs that are not due yet, and finished ones."""

@@ -19,6 +19,9 @@ from joex.core.job import State, check_text
 from joex.errors import InvalidJob
 from joex.store.jobs import Job, job_of
 
+LONGEST_CURSOR = 5000
+"""Characters: of the longest queue and priority, whatever characters they have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:

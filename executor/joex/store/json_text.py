@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from joex.core.json_values import LOOKED_INTO, Written, as_dict, find_fault, is_longer, listed
+from joex.core.json_values import LOOKED_INTO, Written, as_dict, find_fault, has_infinity, is_longer, listed
 from joex.errors import InvalidJob
 from joex.garbage import collection_paused
 
@@ -59,9 +59,12 @@ def read_json(text: str) -> Any:
     """
     try:
         with collection_paused() if len(text) > _LARGE else nullcontext():
-            return from_json(text)
+            value = from_json(text)
+        if has_infinity(text):
+            raise ValueError("a number is beyond the range of doubles")  # noqa: TRY301 - as the other mistakes
     except ValueError as error:
         return {"unreadable": f"{error}: read it in SQL"}
+    return value
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:

@@ -16,7 +16,7 @@ from joex_operator.simulate.jobs import GroupOf, Jobs, SimulatedJob
 
 _Line = TypeAdapter(TracedJob)
 _LEAST = {"seconds": 0, "failures": 0, "retries": 0, "waited": 0, "weight": 1, "max_running": 0}
-_MOST = 1_000_000_000
+_MOST = 2**31 - 1
 
 
 def read_trace(lines: Iterable[str], place: str) -> Jobs:

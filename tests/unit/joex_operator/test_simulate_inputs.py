@@ -167,7 +167,7 @@ def test_runs_that_failed_fail_again_and_the_last_one_ends_as_it_did():
         ("{", "t, line 2: Invalid JSON"),
         ('{"group": "a", "seconds": 1}', "t, line 2: at: required"),
         (line(at="2026-01-31T03:00:00"), "t, line 2: at: expected a time with its zone"),
-        (line(seconds=-1), "t, line 2: seconds: expected 0 to 1000000000; got -1.0"),
+        (line(seconds=-1), "t, line 2: seconds: expected 0 to 2147483647; got -1.0"),
         (line(seconds=float("nan")), "t, line 2: seconds: expected 0 to"),
         (line(weight=0), "t, line 2: weight: expected 1 to"),
         (line(priority="mid"), "t, line 2: priority: Input should be 'high' or 'low'; got 'mid'"),
