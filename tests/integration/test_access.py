@@ -1313,6 +1313,16 @@ async def test_a_migration_gives_roles_what_their_scopes_need_now(roles_of, conn
             await connection.execute(one.sql)
 
 
+async def test_a_migration_gives_roles_their_rights_again_that_a_restored_dump_does_not_have(roles_of, connection):
+    session = await roles_of("submit", groups=["mine"])
+    role = await session.fetchval("SELECT session_user::text")
+    await connection.execute(f"DROP OWNED BY {role}")  # as pg_restore --no-privileges leaves it
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await session.execute("SELECT joex.submit('a', grp => 'mine')")
+    assert await migrate(connection) == []
+    assert await session.fetchval("SELECT joex.submit('a', grp => 'mine')") is not None
+
+
 async def test_two_grants_at_a_time_leave_no_bound_role_free(roles_of, connection, another_connection):
     """The second one waits for the first, and then sees what it has done."""
     bound, other = await roles_of("submit"), await roles_of("submit", groups=["theirs"])

@@ -354,6 +354,17 @@ async def test_a_migration_does_not_wait_for_rights_that_it_does_not_change(logi
         assert await migrate(connection, patience=0) == ["9999_next"]
 
 
+async def test_a_database_that_is_migrated_already_waits_for_no_rights_that_a_role_lacks(login, connection):
+    await set_scopes(connection, RoleScopes(TENANT, ["submit"], ["mine"], None))
+    tenant = await login(TENANT)
+    await connection.execute(f"SELECT joex_private.set_scopes('{OTHER}', '{{submit}}', '{{theirs}}')")
+    await connection.execute(f"DROP OWNED BY {OTHER}")  # as a restored dump without rights
+    async with left_open(tenant, WRITES["a grant on the schemas"]):
+        assert await migrate(connection, patience=0) == []
+    assert await migrate(connection) == []
+    assert await (await login(OTHER)).fetchval("SELECT joex.submit('a', grp => 'theirs')") is not None
+
+
 async def test_a_migration_takes_from_roles_and_from_whom_they_have_granted_it_what_their_scopes_do_not_need(
     login, connection, upgrade
 ):

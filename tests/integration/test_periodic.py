@@ -378,6 +378,15 @@ async def test_a_submission_that_has_to_wait_for_somebody_is_tried_again_and_the
     assert await tasks.decide() == {"a": "overlapping"}
 
 
+async def test_a_task_that_is_removed_and_put_again_does_not_get_the_next_time_of_the_first_one(tasks):
+    await tasks.put("a", timer=YEARLY)
+    decided = await tasks.read()
+    await tasks.connection.execute("SELECT joex.remove_periodic_task('a')")
+    await tasks.put("a", timer="*:*:*")
+    assert await tasks.fire(decided) == {"a": "stale"}
+    assert await tasks.decide() == {"a": "set"}
+
+
 async def test_waits_for_the_jobs_of_one_group_make_those_of_another_wait_no_shorter(tasks, another_connection):
     await tasks.connection.execute("""
         CREATE FUNCTION show() RETURNS trigger LANGUAGE plpgsql AS

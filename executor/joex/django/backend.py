@@ -10,6 +10,7 @@ import builtins
 import copy
 import inspect
 import re
+import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -229,7 +230,17 @@ class JoexBackend(BaseTaskBackend):
         lines = (await job_logs.latest_log(connection, [job.id], _LAST_LINES)).get(job.id, [])
         of_run = [line.message for line in lines if line.attempt == job.attempt]
         traces = [message for message in of_run if message.startswith(("Traceback ", "  + Exception Group "))]
-        return [TaskError(exception_class_path=class_path_of(job.error), traceback=[job.error, *traces][-1])]
+        return [_JobError(exception_class_path=class_path_of(job.error), traceback=[job.error, *traces][-1])]
+
+
+class _JobError(TaskError):
+    """The error of a job. A worker may have written its text, so no module is imported because that names it."""
+
+    @property
+    def exception_class(self) -> type[BaseException]:
+        module, _, name = self.exception_class_path.rpartition(".")
+        kind = getattr(sys.modules.get(module), name, None)
+        return kind if isinstance(kind, type) and issubclass(kind, BaseException) else errors.JoexError
 
 
 def check_call(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

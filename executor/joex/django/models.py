@@ -8,6 +8,14 @@ from django.db import models
 
 from joex.core.job import State
 from joex.django.database import database_alias
+from joex.store.json_text import read_json
+
+
+class _Json(models.JSONField):
+    """JSON of jobs, of which a value that Python can't read hides no other."""
+
+    def from_db_value(self, value: Any, _expression: Any, _connection: Any) -> Any:
+        return read_json(value) if isinstance(value, str) else value
 
 
 class _OfJoex(models.Manager):
@@ -53,8 +61,8 @@ class Job(_View):
     scheduled_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
-    args = models.JSONField()
-    result = models.JSONField(null=True)
+    args = _Json()
+    result = _Json(null=True)
     error = models.TextField(null=True)
 
     class Meta(_View.Meta):

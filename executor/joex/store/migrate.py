@@ -19,6 +19,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 
@@ -55,6 +56,9 @@ _NO_PUBLIC = "the database has the schema joex_private, and lacks joex or joex_c
 _HAS_PUBLIC = statement("SELECT num_nulls(to_regnamespace('joex'), to_regnamespace('joex_client')) = 0")
 _SECURE = statement("SELECT joex_private.secure()")
 _SECURE_ONLY = statement("SELECT joex_private.secure(p_grants => false)")
+_LACKS_RIGHTS = statement("""
+    SELECT EXISTS (SELECT FROM joex_private.role_scope s WHERE NOT has_schema_privilege(s.role, 'joex', 'USAGE'))
+""")
 _ENCODING = statement("SELECT getdatabaseencoding()")
 # Of the schemas and all that is in them: the first whose owner is neither a superuser nor a role of this user's.
 # (pg_depend says what is in a schema. pg_shdepend says who owns it, but for the superuser who made the server.)
@@ -233,6 +237,11 @@ async def _migrate_now(connection: Connection, *, is_long: bool, lock_out: bool)
         if not missing and has_public:
             await connection.execute(_WAIT_BRIEFLY, is_long)
             await connection.execute(_SECURE_ONLY)  # a dump without rights may have been restored
+            if await connection.fetchval(_LACKS_RIGHTS):
+                # (No migration fails by a transaction that has written rights: `joex roles grant` names it.)
+                with suppress(asyncpg.LockNotAvailableError):
+                    async with connection.transaction():
+                        await connection.execute(_SECURE)
             return []
         if version > known[-1].number:
             raise SchemaError(f"{_NO_PUBLIC}, and version {version} of the rest: run 'joex migrate' of a newer joex")

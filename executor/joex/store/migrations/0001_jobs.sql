@@ -563,7 +563,7 @@ CREATE TABLE joex_private.periodic_task (
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- The owner writes the columns above, schedulers those below.
-    revision           bigint NOT NULL DEFAULT 0,       -- counts the owner's changes
+    revision           bigint NOT NULL DEFAULT 0,       -- another one with each of the owner's changes
     -- -infinity: not computed yet; infinity: there is no next time. (All others are times that Joex can read.)
     nextrun            timestamptz NOT NULL DEFAULT '-infinity'
                        CHECK (nextrun >= '1970-01-01 00:00+00' AND nextrun < '2300-01-01 00:00+00' OR NOT isfinite(nextrun)),

@@ -9,7 +9,8 @@
 CREATE OR REPLACE FUNCTION joex_private.periodic_task_changes() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.changed_at := clock_timestamp();
-    NEW.revision := NEW.revision + 1;
+    -- (One that is removed and put again begins anywhere: a scheduler that has read the first one must not take this for it.)
+    NEW.revision := CASE TG_OP WHEN 'INSERT' THEN (random() * 1e15)::bigint ELSE OLD.revision + 1 END;
     NEW.error := NULL;
     -- (Only these columns move the next time.)
     IF TG_OP = 'INSERT' OR (NEW.timer, NEW.zone, NEW.enabled) IS DISTINCT FROM (OLD.timer, OLD.zone, OLD.enabled)

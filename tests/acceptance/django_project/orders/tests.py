@@ -341,7 +341,26 @@ class Runs(TransactionTestCase):
         [run] = run_jobs(raise_failures=False)
         self.assertEqual((run.id, run.state), (job, "stuck"))
         self.assertIn("task 'this.c' is unknown", run.error)
+        failed = tasks.add.get_result(tasks.add.enqueue(1, 2).id)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE joex_private.job SET lane = NULL, state = 'failed', finished_at = now(), error = 'this.X: no' "
+                "WHERE id = %s",
+                [failed.id],
+            )
+        failed.refresh()
+        [error] = failed.errors
+        self.assertEqual((error.exception_class, error.exception_class_path), (joex.JoexError, "this.X"))
         self.assertNotIn("this", sys.modules)
+
+    def test_a_value_that_python_can_not_read_hides_no_job_of_a_query(self):
+        job = client().submit("tell", {"x": 1})
+        with connection.cursor() as cursor:
+            cursor.execute("""UPDATE joex_private.job SET args = '{"x": 1e5000}' WHERE id = %s""", [str(job)])
+        client().submit("tell", {"x": 2})
+        first, second = Job.objects.order_by("submitted_at")
+        self.assertIn("out of range", first.args["unreadable"])
+        self.assertEqual(second.args, {"x": 2})
 
     def test_the_app_has_each_task_once_and_the_schedules(self):
         app = joex.App("shop")
