@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,6 +22,9 @@ _OF_PROBLEMS = 100
 """Bytes that the ways to all problems may take, for each character of the arguments, or of a megabyte of them."""
 _OF_A_PART = 24
 """Bytes that pydantic needs for each part of the way to a problem, beside the name."""
+_STEPS = [(one in b"[{") - (one in b"]}") for one in range(256)]
+"""How many levels each byte leads down."""
+_NO_BRACKETS = bytes(one for one in range(256) if not _STEPS[one])
 
 
 class Arguments:
@@ -71,7 +75,8 @@ class Arguments:
             return {}
         try:
             if isinstance(args, str):
-                if len(args) > _LARGE and _bytes_of_problems(args) > _OF_PROBLEMS * max(len(args), 1_000_000):
+                most = _OF_PROBLEMS * max(len(args), 1_000_000)
+                if len(args) > _LARGE and _most_of_problems(args) > most and _bytes_of_problems(args) > most:
                     raise InvalidJob(f"arguments of task {self._task!r}: too many parts below names that are too long")
                 parsed = dict(self._adapter.validate_json(args))
                 if has_infinity(args):
@@ -104,6 +109,18 @@ def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]
         raise ConfigError(f"task {task!r}: an annotation can't be resolved: {error}") from error
     by_name = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
     return [p.replace(annotation=hints.get(p.name, Any)) for p in by_name]
+
+
+def _most_of_problems(args: str) -> int:
+    """No less than `_bytes_of_problems`, in a fraction of its time, which most arguments are far below."""
+    text = args.replace("\\\\", "__").replace('\\"', "__") if "\\" in args else args
+    pieces = text.split('"')  # what is outside of texts, and inside, by turns
+    named = [one for one, after in zip(pieces[1::2], pieces[2::2], strict=False) if after.lstrip()[:1] == ":"]
+    outside = "".join(pieces[::2])
+    brackets = outside.encode("ascii", "replace").translate(None, _NO_BRACKETS)
+    levels = max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+    parts = outside.count(",") + brackets.count(b"[") + brackets.count(b"{")
+    return parts * (levels + 1) * (_OF_A_PART + 4 * max(map(len, named), default=0))
 
 
 def _bytes_of_problems(args: str) -> int:

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field, JsonValue
 
-from joex import App, ConfigError, Context, InvalidJob, NewJob, Task
+from joex import App, ConfigError, Context, InvalidJob, NewJob, Task, arguments
 
 
 @pytest.fixture
@@ -220,6 +220,19 @@ def test_large_arguments_that_fit_are_taken(app, rows):
     def task(ctx, rows: JsonValue): ...
 
     assert task.parse_arguments(json.dumps({"rows": rows})) == {"rows": rows}
+
+
+def test_large_arguments_of_short_names_are_not_looked_through_one_by_one(app, monkeypatch):
+    """That would take ten times as long as pydantic's check, in the event loop for async tasks."""
+    monkeypatch.setattr(arguments, "_bytes_of_problems", None)
+
+    @app.task("a")
+    def task(ctx, rows: JsonValue): ...
+
+    each: tuple[Any, ...] = ({}, [], "", {"name": "so and so", "tags": ["a", "b"]})
+    for row in each:
+        rows = [row] * 20_000
+        assert task.parse_arguments(json.dumps({"rows": rows})) == {"rows": rows}
 
 
 def test_arguments_come_by_name_so_that_others_are_refused_when_the_task_is_made(app):
