@@ -20,6 +20,7 @@ import joex
 from joex.core.tuples import pack
 from joex.http.caller import Caller
 from joex.notifications import job_watch
+from joex.runtime.maintenance import clean
 from joex.store import listing, pools, roles, runs, subscriptions, timeouts
 from joex.store.migrate import definitions, migrate
 from joex.store.roles import RoleScopes
@@ -236,6 +237,49 @@ async def test_a_statement_that_the_server_refuses_waits_for_no_table_and_so_kee
             for statement in LOCKS_FIRST.strip().splitlines():
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await role.execute(statement.format(table=table))
+
+
+async def test_submissions_and_runs_of_a_bound_role_wait_for_no_table_of_the_servers_catalogue(
+    roles_of, another_connection
+):
+    """Any role that can connect may keep all others from one, by the statements of LOCKS_FIRST."""
+    role = await roles_of(*SCOPES, queues=["default"])
+    pid, other = await role.fetchval("SELECT pg_backend_pid()"), await another_connection()
+    job_ids = [await role.fetchval("SELECT joex.submit('a')") for _ in range(2)]
+    await role.execute("""
+        BEGIN;
+        SELECT joex.submit('a');
+        SELECT joex.finish(id, lock_id) FROM joex_client.accept('default')""")
+    await role.execute("SELECT joex.cancel('$1')".replace("$1", str(job_ids[1])))
+    tables = await other.fetch(
+        """SELECT l.relation::regclass::text, c.relnamespace = 'pg_catalog'::regnamespace AS is_of_the_server
+           FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.pid = $1""",
+        pid,
+    )
+    assert "joex_private.job" in {row[0] for row in tables}
+    assert [row[0] for row in tables if row["is_of_the_server"]] == []
+
+
+async def test_who_keeps_all_others_from_the_views_of_joex_stops_no_executor(
+    connection, another_connection, database_url
+):
+    """A role that may read one can do that, by one of LOCKS_FIRST, as it may name the view."""
+    app, ran = joex.App("shop"), asyncio.Event()
+
+    @app.periodic("*-*-* *:*:*")
+    @app.task("tidy")
+    async def tidy(ctx):
+        ran.set()
+
+    other = await another_connection()
+    held = connection.transaction()
+    await held.start()
+    for view in VIEWS:
+        await connection.execute(f"ALTER VIEW joex.{view} SET (security_barrier)")
+    async with executor_inside(app, database_url):
+        await asyncio.wait_for(ran.wait(), 30)
+        await clean(other)
+    await held.rollback()
 
 
 # Of CHANGES, the functions that write and lock no row.

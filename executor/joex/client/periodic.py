@@ -111,7 +111,8 @@ class PeriodicTasks:
                 check_name("owner", owner)
             check_number("most", most)
         async with self._connections.using(connection) as used:
-            return await periodic.list_tasks(used, owners=None if owner is None else [owner], after=after, most=most)
+            owners = None if owner is None else [owner]
+            return (await periodic.page_of_tasks(used, owners=owners, after=after, most=most))[0]
 
     async def get(
         self,

@@ -39,27 +39,34 @@ _ENABLE = statement(
 )
 _KEEP = statement("SELECT joex_private.keep_periodic_tasks($1::text, $2::text[], $3::text[], $4::text[])")
 _RUN = statement("SELECT answer, job FROM joex.run_periodic_task($1::text, $2::text, $3::text)")
-_LIST = listing(
-    """
-    SELECT id, owner, enabled, task, timer, zone, grp, queue, priority::text, subject, submitter,
-           starting_deadline, nextrun, last_run, last_outcome, last_job, last_job_state::text,
-           CASE WHEN $12::boolean THEN error WHEN error IS NOT NULL THEN '' END AS error, worker, marked,
-           created_at, changed_at, key
-    FROM joex.periodic_tasks t
-    WHERE ($1::text[] IS NULL OR id = ANY ($1) AND EXISTS (
-               SELECT FROM unnest($1::text[], $2::text[], $3::text[]) n(id, queue, grp)
-               WHERE n.id = t.id AND coalesce(n.queue, t.queue) = t.queue AND coalesce(n.grp, t.grp) = t.grp))
-      AND ($4::text[] IS NULL OR owner = ANY ($4))
-      AND ($5::text IS NULL OR (id, queue, grp) > ($5::text, $6::text, $7::text))
-      AND ($9::text[] IS NULL OR queue = ANY ($9)) AND ($10::text[] IS NULL OR grp = ANY ($10))
-      AND ($11::text IS NULL OR owner <> $11)
-    ORDER BY id, queue, grp LIMIT $8::integer
-    """,
-    "joex.periodic_tasks",
-    {"args": "args::text"},
-    13,
-    ("id", "queue", "grp"),
-)
+
+
+def _listing_of(source: str) -> str:
+    return listing(
+        f"""
+        SELECT id, owner, enabled, task, timer, zone, grp, queue, priority::text, subject, submitter,
+               starting_deadline, nextrun, last_run, last_outcome, last_job, last_job_state::text,
+               CASE WHEN $12::boolean THEN error WHEN error IS NOT NULL THEN '' END AS error, worker, marked,
+               created_at, changed_at, key
+        FROM {source} t
+        WHERE ($1::text[] IS NULL OR id = ANY ($1) AND EXISTS (
+                   SELECT FROM unnest($1::text[], $2::text[], $3::text[]) n(id, queue, grp)
+                   WHERE n.id = t.id AND coalesce(n.queue, t.queue) = t.queue AND coalesce(n.grp, t.grp) = t.grp))
+          AND ($4::text[] IS NULL OR owner = ANY ($4))
+          AND ($5::text IS NULL OR (id, queue, grp) > ($5::text, $6::text, $7::text))
+          AND ($9::text[] IS NULL OR queue = ANY ($9)) AND ($10::text[] IS NULL OR grp = ANY ($10))
+          AND ($11::text IS NULL OR owner <> $11)
+        ORDER BY id, queue, grp LIMIT $8::integer
+        """,  # noqa: S608 - put together of constants
+        source,
+        {"args": "args::text"},
+        13,
+        ("id", "queue", "grp"),
+    )
+
+
+_LIST = _listing_of("joex_private.periodic_tasks")
+_LIST_OF_CLIENTS = _listing_of("joex.periodic_tasks")
 
 
 class TaskKey(NamedTuple):
@@ -236,8 +243,11 @@ async def list_tasks(
     after: str | None = None,
     most: int = 1000,
 ) -> list[PeriodicTask]:
-    """Periodic tasks in the order of their ids, after the one with this key."""
-    tasks, _ = await page_of_tasks(connection, names, owners=owners, after=after, most=most)
+    """Periodic tasks in the order of their ids, after the one with this key, as executors and operators read them.
+
+    No role of a client can keep others from what this reads, as it can from the view that `page_of_tasks` reads.
+    """
+    tasks, _ = await page_of_tasks(connection, names, owners=owners, after=after, most=most, is_client=False)
     return tasks
 
 
@@ -251,11 +261,13 @@ async def page_of_tasks(
     bounds: Bounds = EVERYTHING,
     most_bytes: int = UNLIMITED,
     errors: bool = True,
+    is_client: bool = True,
 ) -> tuple[list[PeriodicTask], bool]:
     """Periodic tasks in the order of their ids, after the one with this key; and whether there are more.
 
     At most ``most`` tasks, with ``most_bytes`` of arguments, but one at least. `joex.store.bounded.NOTHING`: their
-    arguments are None. Without ``errors``, each error is empty. No bounds hold Joex's own.
+    arguments are None. Without ``errors``, each error is empty. No bounds hold Joex's own. ``is_client``: what the role
+    of the connection may see, and not all.
 
     Raises:
         InvalidJob: ``after`` is no key.
@@ -264,7 +276,7 @@ async def page_of_tasks(
     not_of = SYSTEM_OWNER if bounds.are_set else None
     with translated():
         rows = await connection.fetch(
-            _LIST,
+            _LIST_OF_CLIENTS if is_client else _LIST,
             *([None] * 3 if names is None else columns(names)),
             owners,
             *after_name,

@@ -64,6 +64,7 @@ END $$;
 -- Where the role of this session may do what one of these scopes allows: a row for each of its grants; null: in all groups, or all queues.
 -- Of the roles that it is a member of, those count whose rights it has, or gets by SET ROLE.
 -- No row for a session without a client: autovacuum evaluates the indexes of a bound role's tables as the superuser.
+-- (This, and is_client, read no table of the catalogue, as role_bounds does: any role that can connect may keep all others from one.)
 CREATE OR REPLACE FUNCTION joex_private.bounds(p_scopes text[]) RETURNS TABLE (groups text[], queues text[])
 LANGUAGE plpgsql STABLE ROWS 1 AS $$
 BEGIN
@@ -71,8 +72,10 @@ BEGIN
         IF NOT joex_private.sees_the_latest() THEN
             PERFORM joex_private.must_see_the_scopes();
         END IF;
-        RETURN QUERY SELECT r.groups, r.queues FROM joex_private.role_bounds r
-        WHERE (r.scopes && p_scopes OR 'executor' = ANY (r.scopes)) AND pg_has_role(session_user, r.role, 'USAGE, SET');
+        RETURN QUERY SELECT r.groups, r.queues FROM joex_private.role_scope r
+        WHERE (r.scopes && p_scopes OR 'executor' = ANY (r.scopes)) AND pg_has_role(session_user, r.role, 'USAGE, SET')
+        -- (The owner, with whose rights this is executed.)
+        UNION ALL SELECT NULL, NULL WHERE pg_has_role(session_user, current_user, 'USAGE, SET');
     END IF;
 END $$;
 
@@ -101,12 +104,13 @@ UNION ALL SELECT NULL, NULL WHERE pg_sequence_last_value('joex_private.roles_bou
 
 -- Whether a client has sent the statement that runs. (A client that is connected by TCP has an address; to look up what kind of session
 -- this is costs more. The server tells that to the owner of the session, or with the rights of pg_read_all_stats. Where it does not tell,
--- autovacuum is known by its superuser; a superuser who is connected by a socket is then refused too.)
+-- autovacuum is known by its superuser; a superuser who is connected by a socket is then refused too.
+-- is_superuser belongs to the session, or to its SET ROLE: functions do not change it.)
 CREATE OR REPLACE FUNCTION joex_private.is_client() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN inet_client_addr() IS NOT NULL
-           OR (SELECT coalesce(a.backend_type = 'client backend', NOT r.rolsuper)
-               FROM pg_stat_get_activity(pg_backend_pid()) a, pg_roles r WHERE r.rolname = session_user);
+           OR (SELECT coalesce(a.backend_type = 'client backend', current_setting('is_superuser') = 'off')
+               FROM pg_stat_get_activity(pg_backend_pid()) a);
 END $$;
 
 -- This text; or an error, if a caller has given it a collation that other roles may have made. A function compares its texts by the

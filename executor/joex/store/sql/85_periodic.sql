@@ -414,34 +414,43 @@ BEGIN
     END LOOP;
 END $$;
 
+-- All periodic tasks, for the code of executors and operators. (A role that may read a view of joex can keep all others from it: see
+-- rights_of. It can't name this one.)
+CREATE OR REPLACE VIEW joex_private.periodic_tasks AS
+SELECT t.id, t.owner, t.enabled, t.task, t.timer, t.zone, t.args, t.grp, t.queue, t.priority::text AS priority, t.subject, t.submitter,
+       t.starting_deadline, CASE WHEN isfinite(t.nextrun) THEN t.nextrun END AS nextrun, t.last_run, t.last_outcome, t.last_job,
+       j.state::text AS last_job_state, t.error, t.worker, t.marked, t.created_at, t.changed_at,
+       json_build_array(t.id, t.queue, t.grp)::text AS key
+FROM joex_private.periodic_task t LEFT JOIN joex_private.job j ON j.id = t.last_job;
+
 -- All periodic tasks.
 CREATE OR REPLACE VIEW joex.periodic_tasks WITH (security_barrier) AS
 WITH bounds AS MATERIALIZED (TABLE joex_private.bounds_of_reader)
-SELECT t.id,                             -- text
-       t.owner,                          -- text: only this owner changes the task
-       t.enabled,                        -- boolean
-       t.task,                           -- text
-       t.timer,                          -- text: a calendar event
-       t.zone,                           -- text: the time zone of the timer
-       t.args,                           -- jsonb
-       t.grp,                            -- text: the group
-       t.queue,                          -- text
-       t.priority::text AS priority,     -- text: high or low
-       t.subject,                        -- text
-       t.submitter,                      -- text
-       t.starting_deadline,              -- interval: how late a job may still be submitted
-       CASE WHEN isfinite(t.nextrun) THEN t.nextrun END AS nextrun,  -- timestamptz: null if it has no next time, or not yet
-       t.last_run,                       -- timestamptz: the latest time of the timer that has passed
-       t.last_outcome,                   -- text: submitted, started, overlapping or late
-       t.last_job,                       -- uuid: the latest job
-       j.state::text AS last_job_state,  -- text
-       t.error,                          -- text: why it can't run
-       t.worker,                         -- text: the executor or operator that decided about it last
-       t.marked,                         -- timestamptz: when that was
-       t.created_at,                     -- timestamptz
-       t.changed_at,                     -- timestamptz: the latest change by its owner
-       json_build_array(t.id, t.queue, t.grp)::text AS key    -- text: what is unique: the id, the queue and the group
-FROM joex_private.periodic_task t LEFT JOIN joex_private.job j ON j.id = t.last_job
+SELECT t.id,                 -- text
+       t.owner,              -- text: only this owner changes the task
+       t.enabled,            -- boolean
+       t.task,               -- text
+       t.timer,              -- text: a calendar event
+       t.zone,               -- text: the time zone of the timer
+       t.args,               -- jsonb
+       t.grp,                -- text: the group
+       t.queue,              -- text
+       t.priority,           -- text: high or low
+       t.subject,            -- text
+       t.submitter,          -- text
+       t.starting_deadline,  -- interval: how late a job may still be submitted
+       t.nextrun,            -- timestamptz: null if it has no next time, or not yet
+       t.last_run,           -- timestamptz: the latest time of the timer that has passed
+       t.last_outcome,       -- text: submitted, started, overlapping or late
+       t.last_job,           -- uuid: the latest job
+       t.last_job_state,     -- text
+       t.error,              -- text: why it can't run
+       t.worker,             -- text: the executor or operator that decided about it last
+       t.marked,             -- timestamptz: when that was
+       t.created_at,         -- timestamptz
+       t.changed_at,         -- timestamptz: the latest change by its owner
+       t.key                 -- text: what is unique: the id, the queue and the group
+FROM joex_private.periodic_tasks t
 WHERE (SELECT b.is_called AND b.last_value = 1 FROM joex_private.roles_bound b) OR EXISTS (
     SELECT FROM bounds b
     -- (Joex's own tasks concern all groups.)
