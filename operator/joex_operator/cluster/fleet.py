@@ -147,8 +147,8 @@ class ClusterFleet:
         with suppress(NotFound):
             await self._api.get(path_of(pool.namespace, "deployments", replica))
             return False
-        pods = await self._api.get(path_of(pool.namespace, "pods"), labelSelector=f"{REPLICA_LABEL}={replica}")
-        return all(observed.pod(body).has_ended for body in pods["items"])
+        pods = self._api.pages(path_of(pool.namespace, "pods"), labelSelector=f"{REPLICA_LABEL}={replica}")
+        return all([observed.pod(body).has_ended async for page in pods for body in page["items"]])
 
     async def database_url(self, pool: Pool) -> str:
         """See `Fleet.database_url`."""

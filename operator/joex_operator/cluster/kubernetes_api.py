@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
-from joex_operator.cluster import shallow_json
+from joex_operator.cluster import object_parts, shallow_json
 from joex_operator.control.fleet import FleetError
 from joex_operator.metrics import OperatorMetrics
 
@@ -23,8 +23,8 @@ Object: TypeAlias = dict[str, Any]
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
-PAGE = 20
-"""Objects of a list that are read at once: each may have 1.5 MB, of which Python makes four times as much."""
+PAGE = 10
+"""Objects of a list that are read at once: each may have 1.5 MB, and ten times as much for the parser."""
 
 _WITHIN = 30.0
 _TOO_MANY, _LEAST_ERROR, _LEAST_FAILURE = 429, 400, 500
@@ -131,7 +131,8 @@ class KubernetesApi:
                 break
             await asyncio.sleep(min(again_in, _LONGEST_PAUSE))
             status, text, again_in = await self._send(method, path, query, body, headers)
-        answer = _read(text)
+        reads_parts = method == "GET" and status < _LEAST_ERROR and object_parts.are_at(path)
+        answer = _read(text, object_parts.read_list if reads_parts else shallow_json.read)
         if status >= _LEAST_ERROR or answer is None:
             answer = answer or {"message": text.decode(errors="replace")}
             message = " ".join(str(answer.get("message") or answer).split())
@@ -192,10 +193,10 @@ def _error(status: int, answer: Object) -> type[ApiError]:
     return _ERRORS.get(status, ApiError)
 
 
-def _read(text: bytes) -> Object | None:
+def _read(text: bytes, read: Callable[[bytes], Any]) -> Object | None:
     """The object of an answer; None: it has none, as when it comes from a proxy."""
     try:
-        answer = shallow_json.read(text or b"{}")
+        answer = read(text or b"{}")
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None

@@ -22,7 +22,7 @@ import kopf
 from kubernetes.aio.client import ApiClient
 from yarl import URL
 
-from joex_operator.cluster import shallow_json
+from joex_operator.cluster import object_parts, shallow_json
 from joex_operator.cluster.kubernetes_api import describe
 
 _LOGIN_EVERY = 2.0
@@ -39,8 +39,9 @@ _REFUSED_FOR = 90.0
 class _Lines:
     """The body of an answer, whose lines kopf parses: each is an event of a watch."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Any, read: Callable[[bytes], bytes]) -> None:
         self._body = body
+        self._read = read
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._body, name)
@@ -51,22 +52,26 @@ class _Lines:
         async for data in self._body.iter_chunked(size):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                yield shallow_json.shallow(line) + b"\n"
+                yield self._read(line) + b"\n"
         yield rest
 
 
 class _Answer(aiohttp.ClientResponse):
-    """An answer of the API server, in which no object is nested too deeply for kopf."""
+    """An answer of the API server, in which no object is nested too deeply for kopf, or has what nobody reads."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         """As aiohttp's."""
         await super().start(connection)
-        self.content: Any = _Lines(self.content)
+        self.content: Any = _Lines(self.content, object_parts.of_event if self._has_parts else shallow_json.shallow)
         return self
+
+    @property
+    def _has_parts(self) -> bool:
+        return self.ok and object_parts.are_at(self.url.path)
 
     async def json(self, **_: Any) -> Any:
         """As aiohttp's."""
-        return shallow_json.read(await self.read())
+        return (object_parts.read_list if self._has_parts else shallow_json.read)(await self.read())
 
 
 class WatchSession:

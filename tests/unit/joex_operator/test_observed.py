@@ -1,5 +1,7 @@
 """Replicas as observed from Deployments and pods, and the cache of these."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -9,12 +11,19 @@ from typing import Any
 import pytest
 
 from joex_operator.cluster import cache as cache_module
+from joex_operator.cluster import object_parts
 from joex_operator.cluster.cache import Cache
 from joex_operator.control.fleet import FleetError
 from joex_operator.decide import observed
 from joex_operator.decide.replicas import ObservedExecutor, Phase, Replica
 
 LABELS = {"joex.dev/pool": "p", "joex.dev/replica": "p-0"}
+
+
+def seen(body: dict[str, Any]) -> Any:
+    """The object as the operator has it of a list."""
+    [found] = object_parts.read_list(json.dumps({"items": [body]}).encode())["items"]
+    return found
 
 
 def deployment(name: str = "p-0", *, version: int = 1, owner: str = "pool-uid", **more: Any) -> dict[str, Any]:
@@ -27,24 +36,26 @@ def deployment(name: str = "p-0", *, version: int = 1, owner: str = "pool-uid", 
         "annotations": {"joex.dev/template-hash": "t1"},
         "ownerReferences": [{"uid": owner, "controller": True}],
     }
-    return {"metadata": {**metadata, **more.pop("metadata", {})}, "spec": {"replicas": 1}, **more}
+    return seen({"metadata": {**metadata, **more.pop("metadata", {})}, "spec": {"replicas": 1}, **more})
 
 
 def pod(
     uid: str = "pod-1", *, replica: str = "p-0", version: int = 1, metadata: Any = None, **status: Any
 ) -> dict[str, Any]:
-    return {
-        "metadata": {
-            "namespace": "prod",
-            "name": f"{replica}-{uid}",
-            "uid": uid,
-            "resourceVersion": str(version),
-            "labels": {**LABELS, "joex.dev/replica": replica},
-            **(metadata or {}),
-        },
-        "spec": {"nodeName": "node-1"},
-        "status": {"phase": "Running", **status},
-    }
+    return seen(
+        {
+            "metadata": {
+                "namespace": "prod",
+                "name": f"{replica}-{uid}",
+                "uid": uid,
+                "resourceVersion": str(version),
+                "labels": {**LABELS, "joex.dev/replica": replica},
+                **(metadata or {}),
+            },
+            "spec": {"nodeName": "node-1"},
+            "status": {"phase": "Running", **status},
+        }
+    )
 
 
 def container(*, ready: bool = True, last: Any = None, **state: Any) -> dict[str, Any]:
@@ -413,6 +424,27 @@ class TestTimesOutsideOfTheCalendar:
         for started_at in ("2026-11-20T11:00:00Z", at):
             running = {"name": "executor", "started": True, **container(ready=False, running={"startedAt": started_at})}
             assert judged(deployment(), pod(conditions=[not_ready], containerStatuses=[running])).is_deaf
+
+
+def _event(body: dict[str, Any]) -> Any:
+    return json.loads(object_parts.of_event(json.dumps({"type": "MODIFIED", "object": body}).encode()))["object"]
+
+
+@pytest.mark.parametrize("read", [seen, _event], ids=["list", "event"])
+def test_nothing_that_the_author_of_a_deployment_writes_takes_memory_beyond_what_the_operator_looks_at(
+    read: Callable[[dict[str, Any]], Any],
+) -> None:
+    """An object may have 1.5 MB, which takes ten times as much memory as values of Python."""
+    fat = {f"x{nr}": "x" for nr in range(10_000)}
+    metadata = {
+        "labels": LABELS | fat,
+        "annotations": {"joex.dev/template-hash": "t" * 100_000, "joex.dev/database": "d" * 100_000, **fat},
+        "ownerReferences": [{"uid": str(nr)} for nr in range(10_000)],
+        "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {"f:template": fat}, "f:metadata": fat}}],
+        "finalizers": [*fat],
+    }
+    body = {"metadata": {"name": "p-0", **metadata}, "spec": {"replicas": 1, "template": fat}, "status": {"x": fat}}
+    assert len(json.dumps(read(body))) < 1500
 
 
 ODD: dict[str, Any] = {"conditions": [{"status": "True"}]}
