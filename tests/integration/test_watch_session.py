@@ -1,6 +1,7 @@
 """The HTTP session of the operator's watches, against a fake API server."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -24,14 +25,18 @@ from joex_operator.metrics import OperatorMetrics
 from tests.support.waiting import PATIENCE, eventually
 
 PODS, POOLS = "/api/v1/pods", "/apis/joex.dev/v1alpha1/joexpools"
-SHOP = "/api/v1/namespaces/shop/pods"
+SHOP, PROD = "/api/v1/namespaces/shop/pods", "/api/v1/namespaces/prod/pods"
 
 
 class ApiServer:
-    """Answers every request with ``status``, and remembers the credentials it came with."""
+    """Answers every request with ``status``, and remembers the credentials it came with.
+
+    ``events`` are those of each watch.
+    """
 
     def __init__(self) -> None:
         self.status = 200
+        self.events = ""
         self.tokens: list[str] = []
         self.asked = asyncio.Event()
 
@@ -39,7 +44,10 @@ class ApiServer:
         self.tokens.append(request.headers.get("Authorization", ""))
         self.asked.set()
         is_watch = request.query.get("watch") == "true" and self.status < 400  # nothing happens before it ends
-        return web.Response() if is_watch else web.json_response({}, status=self.status)
+        headers = {"Retry-After": "Wed, 21 Oct 2065 07:28:00 GMT"} if self.status >= 500 else {}
+        return (
+            web.Response(text=self.events) if is_watch else web.json_response({}, status=self.status, headers=headers)
+        )
 
 
 @pytest.fixture
@@ -114,14 +122,16 @@ async def test_a_list_of_what_was_watched_before_is_told_because_no_watch_report
     await session.close()
 
 
-@pytest.mark.parametrize("status", [403, 404])
-async def test_kopf_goes_on_trying_a_watch_in_a_namespace_that_the_api_server_refuses(
+@pytest.mark.parametrize("status", [403, 404, 500, 503])
+async def test_kopf_goes_on_trying_a_watch_in_a_namespace_that_the_api_server_refuses_or_can_not_answer(
     api_server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(watch_session, "_REFUSED_AGAIN_IN", 0.0)
+    monkeypatch.setattr(watch_session, "_LONGEST_PAUSE", 0.0)
     told = asyncio.Event()
-    session = WatchSession(client, [SHOP], told.set)
-    auth.vault_var.set(Vault({"one": await session.login()}))
+    session = WatchSession(client, [SHOP, PROD], told.set, mend="; grant it")
+    info = await session.login()
+    await watch(info.aiohttp_session, client, PROD)
+    auth.vault_var.set(Vault({"one": info}))
     settings = OperatorSettings()
     settings.networking.error_backoffs = (0.0,)
     pods = Resource(group="", version="v1", plural="pods", namespaced=True)
@@ -141,17 +151,92 @@ async def test_kopf_goes_on_trying_a_watch_in_a_namespace_that_the_api_server_re
     async with asyncio.timeout(PATIENCE):
         for _ in range(5):
             await another_request()
-        said = session.refusal()
+        said = session.left_out()
         assert said is not None
         assert said.startswith(f"the watch on {SHOP}: {status}")
+        assert said.endswith("; grant it") == (status < 500)
         assert session.problem() is None, "no restart would help"
-        monkeypatch.setattr(watch_session, "_REFUSED_FOR", 0.0)
+        monkeypatch.setattr(watch_session, "_LEFT_OUT_FOR", 0.0)
         assert session.problem() == said, "as if nothing tried the watch again"
         api_server.status = 200
         await told.wait()
         while session.problem() is not None:
             await another_request()
-    assert session._refused_at == {}
+    assert session._left_out_at == {}
+    kopf_watch.cancel()
+    await asyncio.wait({kopf_watch})
+    await session.close()
+
+
+async def test_a_namespace_is_left_out_only_while_other_watches_are_live(
+    api_server: ApiServer, client: ApiClient
+) -> None:
+    """Otherwise the API server is away, and a restart of the operator may help."""
+    session = WatchSession(client, [SHOP, PROD], lambda: None)
+    http = (await session.login()).aiohttp_session
+    await watch(http, client, SHOP, PROD)
+    api_server.status = 503
+    await watch(http, client, SHOP)
+    assert session.problem() is None
+    assert session.left_out() == f"the watch on {SHOP}: 503 Service Unavailable"
+    await watch(http, client, PROD, SHOP)
+    assert session.left_out() is None
+    assert session.problem() == f"the watch on {SHOP}: 503 Service Unavailable"
+    await session.close()
+
+
+async def test_kopf_learns_the_later_of_an_error_in_a_namespace_the_longer_it_lasts(
+    api_server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch that breaks for a moment is back in a moment, and one that does not come back fills no log."""
+    pauses: list[float] = []
+    clock = Mock(monotonic=Mock(return_value=1000.0))
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    session = WatchSession(client, [SHOP, PROD], lambda: None)
+    http = (await session.login()).aiohttp_session
+    await watch(http, client, SHOP, PROD)
+    monkeypatch.setattr(watch_session, "asyncio", Mock(wraps=asyncio, sleep=pause))
+    monkeypatch.setattr(watch_session, "time", clock)
+    api_server.status = 500
+    for clock.monotonic.return_value in (1000.0, 1004.0, 2000.0):
+        await watch(http, client, SHOP)
+    api_server.status = 200
+    await watch(http, client, SHOP)
+    api_server.status = 500
+    await watch(http, client, SHOP)
+    assert pauses == [0.0, 4.0, watch_session._LONGEST_PAUSE, 0.0]
+    await session.close()
+
+
+@pytest.mark.parametrize("code", [410, 500])
+async def test_kopf_lists_anew_after_an_error_in_a_watch(
+    api_server: ApiServer,
+    client: ApiClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    """After any but 410, kopf would end all watches for good."""
+    monkeypatch.setattr(watch_session, "_LIST_ANEW_IN", 0.0)
+    listed = asyncio.Event()
+    session = WatchSession(client, [PODS], listed.set)
+    auth.vault_var.set(Vault({"one": await session.login()}))
+    pods = Resource(group="", version="v1", plural="pods", namespaced=True)
+
+    async def watch_for_ever() -> None:
+        async for _ in watching.infinite_watch(settings=OperatorSettings(), resource=pods, namespace=None):
+            pass
+
+    api_server.events = json.dumps({"type": "ERROR", "object": {"code": code, "message": "no such version"}}) + "\n"
+    kopf_watch = asyncio.create_task(watch_for_ever())
+    await eventually(lambda: listed.is_set() or kopf_watch.done())
+    assert not kopf_watch.done(), kopf_watch
+    said = [one.getMessage() for one in caplog.records if one.name == "joex.operator"]
+    assert bool(said) == (code != 410), "the API server ends old watches with 410"
+    assert all(f"the watch on /clusters/one{PODS}" in one and "no such version" in one for one in said)
     kopf_watch.cancel()
     await asyncio.wait({kopf_watch})
     await session.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import cycle
@@ -21,8 +21,8 @@ import kopf
 from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
 from joex_operator.cluster.cache import Indexer, Key, Unreadable, version
 from joex_operator.cluster.fleet import ClusterFleet
+from joex_operator.cluster.kopf_settings import kopf_settings
 from joex_operator.cluster.kubernetes_api import (
-    PAGE,
     ApiError,
     Forbidden,
     KubernetesApi,
@@ -41,14 +41,10 @@ _log = logging.getLogger("joex.operator")
 _OBJECTS = {"joexpools": POOL, "periodictasks": PERIODIC}
 _LISTED = ("deployments", "pods", *_OBJECTS)
 """A pool comes after its Deployments and pods: a reconcile without them would take its replicas for missing."""
-_STREAM = 600
-"""Seconds after which each watch is renewed. The API server takes whole numbers only."""
-_TRY_AGAIN_IN = (1.0, 1.0, 2.0, 3.0)
-"""Seconds between tries to reach the API server. A longer back-off would outlast most outages."""
 _CHECK_CRDS_EVERY = 2.0
-_REFUSED_AGAIN_IN = 10.0
+_LEFT_OUT_AGAIN_IN = 10.0
 _PROBES_APART = 1.0
-"""Seconds between two questions whether rights are back, at least: there may be a thousand namespaces."""
+"""Seconds between two questions whether a namespace can be listed again, at least: there may be a thousand."""
 
 
 class RestoredError(Exception):
@@ -85,7 +81,6 @@ class KopfWatches:
         self._namespaces = tuple(namespaces)
         self._claims = claims
         self._identity = identity
-        self._binding = binding
         paths = [path_of(namespace, kind) for kind in _LISTED for namespace in self._namespaces or ("",)]
         self._loop = asyncio.get_running_loop()
         self._needs_resync = asyncio.Event()
@@ -93,40 +88,38 @@ class KopfWatches:
         self._left_out: dict[str, tuple[str, str]] = {}
         self._listed: dict[str, int] = {}
         claims.on_loss, claims.on_deletion = self._abandon, self._remove_all
-        self._session = WatchSession(api.client, paths, self._note_list)
-
-    def problem(self) -> str | None:
-        """Why a watch is not live, in one line; None: all are live, or refused."""
-        return self._session.problem()
-
-    def refusal(self) -> str | None:
-        """What the API server refuses in one of several namespaces, in one line; None: nothing."""
-        refused = next((said for _, said in self._left_out.values()), None) or self._session.refusal()
-        return None if refused is None else refused + self._mend()
-
-    def _mend(self) -> str:
-        return (
-            f"; the operator needs the CRDs, and in each namespace that it watches the RoleBinding {self._binding} and "
+        self._mend = (
+            f"; the operator needs the CRDs, and in each namespace that it watches the RoleBinding {binding} and "
             "its Role: `helm upgrade` makes these again"
         )
+        self._session = WatchSession(api.client, paths, self._note_list, self._mend)
+
+    def problem(self) -> str | None:
+        """Why a watch is not live, in one line; None: all are live, or left out."""
+        return self._session.problem()
+
+    def left_out(self) -> str | None:
+        """Which of several namespaces is left out, and why, in one line; None: none."""
+        return next((said for _, said in self._left_out.values()), None) or self._session.left_out()
 
     async def missed(self) -> None:
         """Wait until a watch may have missed deletions, or objects of an unclaimed namespace, which `resync` finds.
 
-        Or until the API server grants again what it refused to `resync`: no watch tells of that, if none has broken.
+        Or until a namespace that `resync` has left out can be listed: no watch tells of that, if none has broken.
         """
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(self._ask_for_rights())
+            asking = group.create_task(self._try_left_out())
             await self._needs_resync.wait()
             asking.cancel()
         self._needs_resync.clear()
 
-    async def _ask_for_rights(self) -> None:
-        """Request a resync when the API server grants again what it refused. The namespaces take turns."""
+    async def _try_left_out(self) -> None:
+        """Request a resync when the API server lists again what it did not. The namespaces take turns."""
         for namespace, (kind, _) in cycle(self._left_out.items()):
-            await asyncio.sleep(max(_REFUSED_AGAIN_IN / len(self._left_out), _PROBES_APART))
+            await asyncio.sleep(max(_LEFT_OUT_AGAIN_IN / len(self._left_out), _PROBES_APART))
             with suppress(ApiError):
-                await self._api.get(path_of(namespace, kind), limit="1")
+                async for _page in self._pages(kind, namespace):
+                    pass
                 self.request_resync()
                 return
 
@@ -186,7 +179,7 @@ class KopfWatches:
         try:
             await kopf.operator(
                 registry=_handlers(self._session, hand_over),
-                settings=_settings(),
+                settings=kopf_settings(),
                 # By default kopf asks for the user's name, and a user without an entry in passwd has none. (The type is
                 # a private NewType of str.)
                 identity=self._identity,  # type: ignore[arg-type]
@@ -232,41 +225,52 @@ class KopfWatches:
 
         The objects of a namespace reach the controller together at first: a pool without its periodic tasks would mean
         that these were deleted, and the controller would delete their rows. One of several namespaces that the API
-        server refuses is left out: its owner may take the operator's rights there away, and not those elsewhere. One
-        that was lost meanwhile, and is held again, waits for the next resync: its objects were listed before the loss.
+        server does not list is left out, and what is known of it stays: its owner may take the operator's rights there
+        away, or the API server may be unable to read an object there. One that was lost meanwhile, and is held again,
+        waits for the next resync: its objects were listed before the loss.
 
         Raises:
-            ApiError: the API server does not answer, or refuses the operator of the whole cluster.
+            ApiError: the API server lists no namespace, or refuses the operator of the whole cluster.
             RestoredError: what is known is of no use any more.
         """
         before = self._complete.copy()
         first: list[tuple[str, Object]] = []
-        left_out: dict[str, tuple[str, str]] = {}
+        failed: dict[str, tuple[str, ApiError]] = {}
         for kind in _LISTED:
             for namespace in self._namespaces or ("",):
-                if namespace in left_out:
-                    continue
-                try:
-                    await self._list(kind, namespace, first)
-                except (Forbidden, NotFound) as error:
-                    if not namespace:
-                        raise
-                    said = f"leaves out the namespace {namespace}: {error}"
-                    left_out[namespace] = kind, said
-                    if namespace not in self._left_out:
-                        _log.warning("%s%s", said, self._mend())
-        self._left_out = left_out
+                if namespace not in failed:
+                    try:
+                        await self._list(kind, namespace, first)
+                    except ApiError as error:
+                        failed[namespace] = kind, error
+        self._leave_out(failed)
         named = (*self._namespaces, *(body["metadata"]["namespace"] for _, body in first))
-        held = set(filter(self._claims.holds, named)) - left_out.keys() - (before - self._complete)
+        held = set(filter(self._claims.holds, named)) - failed.keys() - (before - self._complete)
         for kind, body in first:
             if body["metadata"]["namespace"] in held:
                 self._put_object(kind, body)
         self._complete |= held
 
-    async def _list(self, kind: str, namespace: str, first: list[tuple[str, Object]]) -> None:
+    def _leave_out(self, failed: Mapping[str, tuple[str, ApiError]]) -> None:
+        refused = {namespace for namespace, (_, error) in failed.items() if isinstance(error, (Forbidden, NotFound))}
+        if failed.keys() >= set(self._namespaces):  # no owner of a namespace does this
+            for namespace, (_, error) in failed.items():
+                if not namespace or namespace not in refused:
+                    raise error
+        before, self._left_out = self._left_out, {}
+        for namespace, (kind, error) in failed.items():
+            said = f"leaves out the namespace {namespace}: {error}" + (self._mend if namespace in refused else "")
+            self._left_out[namespace] = kind, said
+            if namespace not in before:
+                _log.warning("%s", said)
+
+    def _pages(self, kind: str, namespace: str) -> AsyncIterator[Object]:
         query = {} if kind in _OBJECTS else {"labelSelector": POOL_LABEL}
+        return self._api.pages(path_of(namespace, kind), **query)
+
+    async def _list(self, kind: str, namespace: str, first: list[tuple[str, Object]]) -> None:
         at, there = 0, set[Key]()
-        async for page in self._api.pages(path_of(namespace, kind), **query):
+        async for page in self._pages(kind, namespace):
             at = at or version(page)
             if at < self._listed.get(kind, 0):
                 raise RestoredError(f"version {at} of {kind} after {self._listed[kind]}: etcd has an older state")
@@ -337,20 +341,3 @@ def _handlers(session: WatchSession, hand_over: Callable[[str, kopf.RawEvent], N
     watch("apps", "v1", "deployments", labels={POOL_LABEL: kopf.PRESENT})
     watch("", "v1", "pods", labels={POOL_LABEL: kopf.PRESENT})
     return registry
-
-
-def _settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    settings.scanning.disabled = True  # the CRDs exist, and the operator may not watch all CRDs
-    settings.watching.server_timeout = _STREAM
-    settings.watching.client_timeout = _STREAM + 60.0
-    settings.watching.connect_timeout = 30.0
-    settings.watching.chunk_size = PAGE
-    settings.queueing.idle_timeout = 0.1  # the worker of each object keeps the object's last event until then
-    settings.networking.request_timeout = 30.0
-    settings.networking.error_backoffs = _TRY_AGAIN_IN
-    settings.watching.label_selectors["deployments"] = POOL_LABEL
-    settings.watching.label_selectors["pods"] = POOL_LABEL
-    settings.execution.max_workers = 1  # no handler is synchronous
-    return settings

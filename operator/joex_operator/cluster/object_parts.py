@@ -56,8 +56,7 @@ _OBJECT: dict[str, CoreSchema] = {
     "status": _of(phase=_ALL, conditions=_ALL, initContainerStatuses=_ALL, containerStatuses=_ALL),
 }
 _LIST = SchemaValidator(_of(kind=_ALL, apiVersion=_ALL, metadata=_ALL, items=core_schema.list_schema(_of(**_OBJECT))))
-# (The object of an error is a Status.)
-_EVENT = SchemaValidator(_of(type=_ALL, object=_of(**_OBJECT, code=_ALL, reason=_ALL, message=_ALL)))
+_EVENT = SchemaValidator(_of(type=_ALL, object=_of(**_OBJECT)))
 
 
 def are_at(path: str) -> bool:
@@ -82,7 +81,7 @@ def read_list(text: bytes) -> Any:
 
 
 def of_event(line: bytes) -> bytes:
-    """The event of a watch with the parts of its object that matter; the line, if it is none."""
+    """The event of a watch, but no error, with the parts of its object that matter; the line, if it is none."""
     try:
         return json.dumps(_EVENT.validate_json(line)).encode()
     except ValueError:

@@ -104,7 +104,7 @@ class Operator:
         wrong = self._readiness.now()
         # What follows is no reason for a restart.
         if wrong is None and self._watches is not None:
-            wrong = self._watches.refusal()
+            wrong = self._watches.left_out()
         if wrong is None and self._claims is not None:
             wrong = self._claims.problem()
         return wrong

@@ -5,13 +5,15 @@ the latest request succeeded. Nor does kopf report which objects were deleted be
 API server has no older changes any more, for example after its restart: so the session tells of such lists.
 
 kopf gives all watches up after an answer such as 400, 404 or 410 to one of them. So it sees 429 in their place, after
-which alone it goes on trying, and lists anew. In a namespace that the operator watches by its name, 403 and 404 are for
-its owner to mend.
+which alone it goes on trying, and lists anew. A namespace that the operator watches by its name is left out
+after 403 and 404, which its owner must mend, and, while other watches are live, after an answer such as 500 or none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from types import SimpleNamespace
@@ -25,22 +27,30 @@ from yarl import URL
 from joex_operator.cluster import object_parts, shallow_json
 from joex_operator.cluster.kubernetes_api import describe
 
+_log = logging.getLogger("joex.operator")
+
 _LOGIN_EVERY = 2.0
 """Seconds between two sessions, because kopf asks for a new one after each 401."""
 _REFUSALS, _TOO_MANY = (403, 404), 429
 _LOGIN, _LEAST_ERROR, _LEAST_FAILURE = 401, 400, 500
 """Statuses: kopf asks for a new session, and tries again by itself."""
-_REFUSED_AGAIN_IN = 20.0
-"""Seconds before kopf, which logs each try, learns of a refusal. Its requests may take thirty."""
-_REFUSED_FOR = 90.0
-"""Seconds after which a refused watch that has not been tried again is dead."""
+_LONGEST_PAUSE = 20.0
+"""Seconds, at most, before kopf, which logs each try, learns of an error that lasts. Its requests may take thirty."""
+_LEFT_OUT_FOR = 90.0
+"""Seconds after which a watch that is left out, and has not been tried again, is dead."""
+_ERROR = re.compile(rb'\s*\{\s*"type"\s*:\s*"ERROR"')
+_OUTDATED = b'{"type":"ERROR","object":{"code":410}}'
+"""The one error in a watch after which kopf lists anew. After any other it gives all watches up."""
+_LIST_ANEW_IN = 5.0
+"""Seconds after another error in a watch. The next watch may begin with the same one."""
 
 
 class _Lines:
     """The body of an answer, whose lines kopf parses: each is an event of a watch."""
 
-    def __init__(self, body: Any, read: Callable[[bytes], bytes]) -> None:
+    def __init__(self, body: Any, path: str, read: Callable[[bytes], bytes]) -> None:
         self._body = body
+        self._path = path
         self._read = read
 
     def __getattr__(self, name: str) -> Any:
@@ -52,17 +62,37 @@ class _Lines:
         async for data in self._body.iter_chunked(size):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                yield self._read(line) + b"\n"
+                if _ERROR.match(line):
+                    await self._tell_error(line)
+                    yield _OUTDATED + b"\n"
+                else:
+                    yield self._read(line) + b"\n"
         yield rest
+
+    async def _tell_error(self, line: bytes) -> None:
+        match shallow_json.read(line):
+            case {"object": {"code": 410}}:
+                return
+            case event:
+                _log.warning("the watch on %s has ended, and begins again: %.500s", self._path, event.get("object"))
+                await asyncio.sleep(_LIST_ANEW_IN)
 
 
 class _Answer(aiohttp.ClientResponse):
     """An answer of the API server, in which no object is nested too deeply for kopf, or has what nobody reads."""
 
+    @property
+    def headers(self) -> Any:
+        """As aiohttp's, without Retry-After: a proxy's may be a date, on which kopf ends, or hours."""
+        headers = self._headers.copy()
+        headers.popall("Retry-After", None)
+        return headers
+
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         """As aiohttp's."""
         await super().start(connection)
-        self.content: Any = _Lines(self.content, object_parts.of_event if self._has_parts else shallow_json.shallow)
+        read = object_parts.of_event if self._has_parts else shallow_json.shallow
+        self.content: Any = _Lines(self.content, self.url.path, read)
         return self
 
     @property
@@ -81,24 +111,29 @@ class WatchSession:
         client: has the credentials and the TLS settings.
         paths: to watch.
         listed_anew: called, in kopf's thread, when kopf has listed what it watched before.
+        mend: what mends a refusal in one of several namespaces.
     """
 
-    def __init__(self, client: ApiClient, paths: Collection[str], listed_anew: Callable[[], None]) -> None:
+    def __init__(
+        self, client: ApiClient, paths: Collection[str], listed_anew: Callable[[], None], mend: str = ""
+    ) -> None:
         self._client = client
         self._prefix = URL(client.configuration.host).path.rstrip("/")
         self._paths = tuple(paths)
         self._listed_anew = listed_anew
+        self._mend = mend
         self._wrong: dict[str, str] = {}
-        self._refused_at: dict[str, float] = {}
+        self._wrong_since: dict[str, float] = {}
+        self._left_out_at: dict[str, float] = {}
         self._live: set[str] = set()
         self._failure = ""
         self._session: aiohttp.ClientSession | None = None
         self._next_at = 0.0
 
     def problem(self) -> str | None:
-        """Why a watch is not live, in one line; None: all are live, or refused. May be called from any thread."""
+        """Why a watch is not live, in one line; None: all are live, or left out. May be called from any thread."""
         for path in self._paths:
-            if self._is_refused(path):
+            if self._is_left_out(path):
                 continue
             if wrong := self._wrong.get(path):
                 return f"the watch on {path}: {wrong}"
@@ -106,14 +141,14 @@ class WatchSession:
                 return f"the watch on {path} has not started" + (f": {self._failure}" if self._failure else "")
         return None
 
-    def refusal(self) -> str | None:
-        """Which watch in one of several namespaces the API server refuses, in one line; None: none."""
-        refused = (path for path in self._paths if self._is_refused(path))
-        return next((f"the watch on {path}: {self._wrong.get(path)}" for path in refused), None)
+    def left_out(self) -> str | None:
+        """Which watch in one of several namespaces is left out, and why, in one line; None: none."""
+        left_out = (path for path in self._paths if self._is_left_out(path))
+        return next((f"the watch on {path}: {self._wrong.get(path)}" for path in left_out), None)
 
-    def _is_refused(self, path: str) -> bool:
-        at = self._refused_at.get(path)
-        return at is not None and time.monotonic() - at < _REFUSED_FOR
+    def _is_left_out(self, path: str) -> bool:
+        at = self._left_out_at.get(path)
+        return at is not None and time.monotonic() - at < _LEFT_OUT_FOR
 
     async def login(self) -> kopf.AiohttpSession:
         """Create a session for kopf, and close the previous one."""
@@ -152,29 +187,47 @@ class WatchSession:
         answer, path = request.response, self._path(request.url)
         if not answer.ok:
             status = answer.status
-            self._note(request.url, f"{status} {answer.reason}")
-            if path not in self._paths or status == _LOGIN or not _LEAST_ERROR <= status < _LEAST_FAILURE:
+            is_refused = status in _REFUSALS and "/namespaces/" in path
+            self._note(path, f"{status} {answer.reason}" + (self._mend if is_refused else ""))
+            is_failure = status >= _LEAST_FAILURE
+            is_left_out = is_refused or (is_failure and self._others_are_live(path))
+            if path not in self._paths or status == _LOGIN or status < _LEAST_ERROR:
+                return
+            if is_failure and not is_left_out:
                 return
             answer.status = _TOO_MANY
-            if status in _REFUSALS and "/namespaces/" in path:
-                self._refused_at[path] = time.monotonic()
-                await asyncio.sleep(_REFUSED_AGAIN_IN)
+            if is_left_out:
+                await asyncio.sleep(min(_LONGEST_PAUSE, self._leave_out(path)))
         elif request.url.query.get("watch") == "true":
             self._wrong.pop(path, None)
-            self._refused_at.pop(path, None)
+            self._wrong_since.pop(path, None)
+            self._left_out_at.pop(path, None)
             self._live.add(path)
-        elif path in self._live or path in self._refused_at:
+        elif path in self._live or path in self._left_out_at:
             self._listed_anew()
 
     async def _note_failure(
         self, _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams
     ) -> None:
         if not isinstance(request.exception, asyncio.CancelledError):  # kopf ends
-            self._note(request.url, describe(request.exception))
+            path = self._path(request.url)
+            self._note(path, describe(request.exception))
+            if self._others_are_live(path):
+                self._leave_out(path)
 
-    def _note(self, url: URL, wrong: str) -> None:
-        self._wrong[self._path(url)] = self._failure = wrong
-        self._refused_at.pop(self._path(url), None)
+    def _note(self, path: str, wrong: str) -> None:
+        self._wrong[path] = self._failure = wrong
+        self._wrong_since.setdefault(path, time.monotonic())
+        self._left_out_at.pop(path, None)
+
+    def _others_are_live(self, path: str) -> bool:
+        """Whether other watches are live while one in a namespace is not."""
+        return "/namespaces/" in path and not self._live <= self._wrong.keys()
+
+    def _leave_out(self, path: str) -> float:
+        """Leave a watch out; returns for how many seconds it has been wrong."""
+        now = self._left_out_at[path] = time.monotonic()
+        return now - self._wrong_since[path]
 
     def _path(self, url: URL) -> str:
         return url.path.removeprefix(self._prefix)

@@ -145,6 +145,7 @@ async def claimed_late(monkeypatch, namespaces):
         await asyncio.wait({running})
 
 
+BROKEN = ApiError("unable to decode an object")
 ALL = 1, 1, list[str]()
 NONE = 0, 0, list[str]()
 
@@ -191,8 +192,8 @@ async def test_the_objects_of_a_namespace_that_is_made_again_between_two_renewal
 
 
 @pytest.mark.parametrize("namespaces", [("shop", "prod")])
-@pytest.mark.parametrize("error", [Forbidden("no right"), NotFound("no such kind")])
-async def test_a_namespace_that_the_api_server_refuses_is_left_out_and_keeps_no_other_from_being_listed(
+@pytest.mark.parametrize("error", [Forbidden("no right"), NotFound("no such kind"), BROKEN])
+async def test_a_namespace_that_the_api_server_does_not_list_is_left_out_and_keeps_no_other_from_being_listed(
     claimed_late, caplog, error
 ):
     api, claims, watches, _, seen = claimed_late
@@ -201,21 +202,55 @@ async def test_a_namespace_that_the_api_server_refuses_is_left_out_and_keeps_no_
     await watches.resync()
     assert await seen.get() == ALL
     assert not watches._is_complete("shop")
-    said = watches.refusal()
-    assert "the namespace shop" in said
-    assert "RoleBinding joex:operator" in said
+    said = watches.left_out()
+    assert f"the namespace shop: {error}" in said
+    assert ("RoleBinding joex:operator" in said) == (error is not BROKEN)
     await watches.resync()
     assert [one.getMessage() for one in caplog.records].count(said) == 1
     api.refused = {}
     await watches.resync()
-    assert watches.refusal() is None
+    assert watches.left_out() is None
     assert watches._is_complete("shop")
+
+
+@pytest.mark.parametrize("namespaces", [("shop", "prod")])
+@pytest.mark.parametrize(
+    "errors", [{"/shop/pods": BROKEN}, {"/shop/pods": BROKEN, "/prod/pods": Forbidden("no right")}]
+)
+async def test_an_api_server_that_lists_no_namespace_is_an_error_and_leaves_none_out(claimed_late, errors):
+    api, _, watches, _, _ = claimed_late
+    api.refused = {"/prod/periodictasks": BROKEN, **errors}
+    with pytest.raises(ApiError, match=str(BROKEN)):
+        await watches.resync()
+    assert watches.left_out() is None
+
+
+@pytest.mark.parametrize("namespaces", [("shop", "prod")])
+async def test_a_namespace_is_tried_again_by_its_whole_list(claimed_late, monkeypatch):
+    """If one object of it is the reason, all others would be listed again and again for an answer about the first."""
+    api, _, watches, _, _ = claimed_late
+    monkeypatch.setattr(kopf_watches, "_LEFT_OUT_AGAIN_IN", 0.0)
+    monkeypatch.setattr(kopf_watches, "_PROBES_APART", 0.0)
+    get, tries, end = api.get, asyncio.Queue[object](), {"continue": "end"}
+
+    async def get_page(path, **query):
+        if not path.endswith("/shop/pods"):
+            return await get(path, **query)
+        if query.get("continue") and tries.qsize() < 3:
+            tries.put_nowait(query)
+            raise BROKEN
+        return {"metadata": {"resourceVersion": "10", **({} if query.get("continue") else end)}, "items": []}
+
+    monkeypatch.setattr(api, "get", get_page)
+    await watches.resync()
+    await watches.missed()
+    assert tries.qsize() == 3
 
 
 @pytest.mark.parametrize("namespaces", [("shop", "prod")])
 async def test_a_namespace_that_was_refused_is_listed_as_soon_as_the_rights_are_back(claimed_late, monkeypatch):
     api, _, watches, _, _ = claimed_late
-    monkeypatch.setattr(kopf_watches, "_REFUSED_AGAIN_IN", 0.01)
+    monkeypatch.setattr(kopf_watches, "_LEFT_OUT_AGAIN_IN", 0.01)
     monkeypatch.setattr(kopf_watches, "_PROBES_APART", 0.01)
     api.refused = {"/shop/deployments": Forbidden("no right")}
     await watches.resync()
@@ -255,7 +290,7 @@ async def test_an_api_server_that_does_not_answer_whether_rights_are_back_keeps_
     claimed_late, monkeypatch
 ):
     api, _, watches, _, _ = claimed_late
-    monkeypatch.setattr(kopf_watches, "_REFUSED_AGAIN_IN", 0.01)
+    monkeypatch.setattr(kopf_watches, "_LEFT_OUT_AGAIN_IN", 0.01)
     monkeypatch.setattr(kopf_watches, "_PROBES_APART", 0.01)
     asked = asyncio.Event()
 
@@ -274,19 +309,20 @@ async def test_an_api_server_that_does_not_answer_whether_rights_are_back_keeps_
 
 
 @pytest.mark.parametrize("namespaces", [("prod", "shop")])
-async def test_of_a_namespace_that_is_refused_in_part_nothing_reaches_the_controller_nor_is_taken_for_deleted(
-    claimed_late,
+@pytest.mark.parametrize("error", [Forbidden("no right"), BROKEN])
+async def test_of_a_namespace_that_is_listed_in_part_nothing_reaches_the_controller_nor_is_taken_for_deleted(
+    claimed_late, error
 ):
     api, claims, watches, controller, seen = claimed_late
     await claims.claim(["prod", "shop"])
-    api.refused = {"/prod/periodictasks": Forbidden("no right")}
+    api.refused = {"/prod/periodictasks": error}
     await watches.resync()
     assert controller._objects == {}
     api.refused = {}
     await watches.resync()
     assert await seen.get() == ALL
     known = dict(controller._objects)
-    api.refused = {"/prod/periodictasks": Forbidden("no right")}
+    api.refused = {"/prod/periodictasks": error}
     await watches.resync()
     assert controller._objects == known
 
