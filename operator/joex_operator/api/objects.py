@@ -108,14 +108,13 @@ def _parse(
     try:
         spec = model.model_validate(manifest.get("spec"))
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
+        unknown = [problem["loc"] for problem in error.errors() if problem["type"] == "extra_forbidden"]
         if stored and unknown:
             known = {**manifest, "spec": _without(manifest["spec"], unknown)}
             return _parse(known, kind, model, longest, stored=False)
-        reasons = {_REASONS.get(problem["loc"], "InvalidSpec") for problem in problems}
-        reason = reasons.pop() if len(reasons) == 1 else "InvalidSpec"
-        raise SpecError("; ".join(problem_line(one, "spec") for one in problems), reason) from error
+        # (The errors of a validator lead to this frame by their tracebacks. Were they in a variable of it, all of the
+        # manifest would stay in memory until a pass of the garbage collector.)
+        raise _refusal(error) from error
     return Resource(
         name=name,
         namespace=metadata.get("namespace") or "default",
@@ -124,6 +123,13 @@ def _parse(
         generation=metadata.get("generation", 1),
         deleted_at=_deleted_at(metadata.get("deletionTimestamp")),
     )
+
+
+def _refusal(error: ValidationError) -> SpecError:
+    problems = error.errors(include_url=False)
+    reasons = {_REASONS.get(problem["loc"], "InvalidSpec") for problem in problems}
+    reason = reasons.pop() if len(reasons) == 1 else "InvalidSpec"
+    return SpecError("; ".join(problem_line(one, "spec") for one in problems), reason)
 
 
 def _deleted_at(value: object) -> datetime | None:

@@ -1,11 +1,15 @@
 """The cache of pools and periodic tasks, if older lists come after newer events."""
 
 import asyncio
+import weakref
 from collections.abc import Mapping
+from typing import Any
 
+import kopf
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 
+from joex.garbage import collection_paused
 from joex_operator.api.objects import Ref
 from joex_operator.cluster import kopf_watches
 from joex_operator.cluster.fleet import ClusterFleet
@@ -42,6 +46,25 @@ class Pages(KubernetesApi):
         begin = int(query.get("continue", "0"))
         more = {"continue": str(begin + 2)} if begin + 2 < len(self.bodies) else {}
         return {"metadata": {"resourceVersion": "10", **more}, "items": self.bodies[begin : begin + 2]}
+
+
+class Weak(list[str]):
+    """A part of an object that tells whether anything has it still."""
+
+
+def test_what_kopf_makes_of_an_event_keeps_nothing_of_its_object():
+    """kopf's objects refer to each other, so they live until the garbage collector comes, which may be long."""
+    part = Weak(["x" * 1_000_000])
+    there = weakref.ref(part)
+    raw: Any = {"metadata": {"name": "a", "namespace": "b", "annotations": {"c": part}}, "spec": {"d": part}}
+    with collection_paused():
+        made = kopf.Body(raw)
+        event: kopf.RawEvent = {"type": "MODIFIED", "object": raw}
+        taken = kopf_watches._taken(event)
+        assert taken["object"]["spec"] == {"d": part}
+        assert made.metadata.name == "a"
+        del made, taken, part
+        assert there() is None
 
 
 async def test_lists_are_read_in_pages_and_what_is_on_none_is_gone():

@@ -20,8 +20,9 @@ from joex_operator.decide.replicas import ObservedExecutor, Phase, Replica
 LABELS = {"joex.dev/pool": "p", "joex.dev/replica": "p-0"}
 
 
-def seen(body: dict[str, Any]) -> Any:
+def seen(body: dict[str, Any]) -> dict[str, Any]:
     """The object as the operator has it of a list."""
+    found: dict[str, Any]
     [found] = object_parts.read_list(json.dumps({"items": [body]}).encode())["items"]
     return found
 
