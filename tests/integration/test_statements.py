@@ -279,8 +279,8 @@ CALLS = {
     "why": f"joex.why({NO_JOB})",
     "watch": "joex_private.watch('a/b', ARRAY['default'], '1 minute')",
     "watch_for_workers": "joex_client.watch_for_workers('me', 'default', '1 minute')",
-    "forget_watches": "joex_private.forget_watches('me')",
-    "forget_subscriptions": "joex_private.forget_subscriptions()",
+    "forget_watches": "joex_private.forget_watches('me', now())",
+    "forget_subscriptions": "joex_private.forget_subscriptions(now())",
     "places_before": "joex_private.places_before('default', 1, 0)",
     "wake": "joex_private.wake('default', 1)",
 }

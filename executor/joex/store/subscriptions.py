@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +20,10 @@ JOBS = "joex_jobs"
 
 _SUBSCRIBE = statement("SELECT joex.subscribe($1::text, $2::interval, $3::boolean)")
 _UNSUBSCRIBE = statement("SELECT joex.unsubscribe($1::text)")
-_FORGET = statement("SELECT joex_private.forget_subscriptions() + joex_private.forget_watches('')")
+_FORGET = (
+    statement("SELECT joex_private.forget_subscriptions($1::timestamptz)"),
+    statement("SELECT joex_private.forget_watches('', $1::timestamptz)"),
+)
 _EVENTS_CHANNEL = statement("SELECT joex.events_channel()")
 _WAIT_FOR = statement("SELECT joex.wait_for($1::text, $2::uuid[])")
 _WAIT_NO_MORE = statement("SELECT joex.wait_no_more($1::text, $2::uuid[])")
@@ -97,8 +100,10 @@ async def unsubscribe(connection: Connection, name: str) -> None:
 async def forget(connection: Connection) -> None:
     """Delete the subscriptions, and the watches of queues, that ended more than an hour ago."""
     with translated():
-        while await connection.fetchval(_FORGET):
-            pass
+        for sql in _FORGET:
+            since: datetime | None = datetime.min.replace(tzinfo=UTC)
+            while since is not None:
+                since = await connection.fetchval(sql, since)
 
 
 async def wait_for(connection: Connection, name: str, ids: Collection[UUID]) -> None:

@@ -250,7 +250,7 @@ CREATE OR REPLACE FUNCTION joex_private.watch(p_name text, p_queues text[], p_fo
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     p_for := joex_private.in_seconds(p_for);
-    PERFORM joex_private.forget_watches(p_name);
+    PERFORM joex_private.forget_watches(p_name, '-infinity');
     INSERT INTO joex_private.watch AS w (queue, name, until)
     SELECT q.name, p_name, clock_timestamp() + p_for FROM unnest(p_queues) q(name) ORDER BY q.name
     ON CONFLICT (queue, name, for_workers) DO UPDATE SET until = excluded.until;

@@ -35,33 +35,41 @@ BEGIN
     RETURN coalesce(v_until - lasts / 10 > clock_timestamp(), false);   -- (the renewal commits a little later)
 END $$;
 
--- Delete subscriptions that ended an hour ago, with their waits, a batch; returns how many rows. For the maintenance of executors, which
+-- Delete subscriptions that ended an hour ago, with their waits, a batch from this end on; returns where the next batch begins, null: nowhere.
+-- (Else each one would walk over the entries of all those before, which an old snapshot keeps.) For the maintenance of executors, which
 -- commits at once: a client that comes back by its name waits for the end of a transaction that has deleted it, so joex.subscribe, by which
 -- a tenant could keep one open, deletes none. (Where no executor lives they stay, as finished jobs do: nothing reads them.)
-CREATE OR REPLACE FUNCTION joex_private.forget_subscriptions() RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+CREATE OR REPLACE FUNCTION joex_private.forget_subscriptions(p_since timestamptz) RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
-    v_oldest tid[];
+    v_names text[];
+    v_upto timestamptz;
     v_waits bigint;
     v_subscribers bigint;
 BEGIN
-    -- First the waits. (SKIP LOCKED: a transaction that stays open after it has renewed or ended such a subscription would keep this from its
-    -- end. To delete a subscriber deletes its waits too, however many there are, and does wait. OFFSET 0: one probe for each.
-    -- Of the oldest alone: where a transaction keeps the rows of very many locked, each call would walk over all of them.)
-    v_oldest := ARRAY(SELECT s.ctid FROM joex_private.subscriber s WHERE s.until < v_ended ORDER BY s.until LIMIT 1000);
+    -- (SKIP LOCKED: a transaction that stays open after it has renewed or ended such a subscription would keep this from its
+    -- end. Of the oldest alone: where a transaction keeps the rows of very many locked, each call would walk over all of them.)
+    SELECT array_agg(s.name), max(s.until) INTO v_names, v_upto FROM (
+        SELECT o.name, o.until FROM joex_private.subscriber o
+        WHERE o.until < v_ended AND o.ctid = ANY (ARRAY(
+            SELECT s.ctid FROM joex_private.subscriber s WHERE s.until >= p_since AND s.until < v_ended ORDER BY s.until LIMIT 1000))
+        ORDER BY o.until LIMIT 100 FOR UPDATE SKIP LOCKED) s;
+    -- First the waits: to delete a subscriber deletes its waits too, however many there are, and does wait.
     DELETE FROM joex_private.subscription d WHERE d.ctid = ANY (ARRAY(
-        SELECT w.ctid FROM (SELECT o.name FROM joex_private.subscriber o WHERE o.ctid = ANY (v_oldest) AND o.until < v_ended
-                            LIMIT 100 FOR UPDATE SKIP LOCKED) s
+        SELECT w.ctid FROM unnest(v_names) s(name)
         CROSS JOIN LATERAL (SELECT x.ctid FROM joex_private.subscription x WHERE x.subscriber = s.name
                             LIMIT 1000 FOR UPDATE SKIP LOCKED) w
         LIMIT 1000));
     GET DIAGNOSTICS v_waits = ROW_COUNT;
-    DELETE FROM joex_private.subscriber d WHERE d.ctid = ANY (ARRAY(
-        SELECT s.ctid FROM joex_private.subscriber s WHERE s.ctid = ANY (v_oldest) AND s.until < v_ended
-               AND NOT EXISTS (SELECT FROM joex_private.subscription x WHERE x.subscriber = s.name OFFSET 0)
-        LIMIT 100 FOR UPDATE SKIP LOCKED));
+    IF v_waits = 1000 THEN
+        RETURN p_since;
+    END IF;
+    -- (OFFSET 0: one probe for each.)
+    DELETE FROM joex_private.subscriber d WHERE d.name = ANY (v_names)
+        AND NOT EXISTS (SELECT FROM joex_private.subscription x WHERE x.subscriber = d.name OFFSET 0);
     GET DIAGNOSTICS v_subscribers = ROW_COUNT;
-    RETURN v_waits + v_subscribers;
+    RETURN CASE WHEN v_waits + v_subscribers > 0 THEN v_upto END;
 END $$;
 
 -- The channel of the events, for LISTEN. Its name differs from database to database and is secret, because every role that can connect may
