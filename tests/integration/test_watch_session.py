@@ -39,10 +39,18 @@ class ApiServer:
         self.events = ""
         self.tokens: list[str] = []
         self.asked = asyncio.Event()
+        self._told_versions = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.Response:
         self.tokens.append(request.headers.get("Authorization", ""))
         self.asked.set()
+        if request.path.endswith("/api"):
+            self._told_versions.set()
+            return web.json_response({"versions": []})
+        if request.path.endswith("/apis"):
+            # (The second of two questions that fail is a task of kopf's whose traceback is logged when it is collected.
+            # While Python 3.11 parses a source, as another test may, that log parses one too, and fails it.)
+            await self._told_versions.wait()
         is_watch = request.query.get("watch") == "true" and self.status < 400  # nothing happens before it ends
         headers = {"Retry-After": "Wed, 21 Oct 2065 07:28:00 GMT"} if self.status >= 500 else {}
         return (
@@ -277,9 +285,9 @@ async def test_kopf_goes_on_trying_a_watch_and_lists_anew_after_an_error_of_a_cl
 async def test_the_operator_starts_over_when_kopf_has_ended(client: ApiClient) -> None:
     """Its thread hung, and the operator went on without watches, until kopf killed the process ten minutes later."""
     api = KubernetesApi(client, OperatorMetrics())
-    fleet: Any = Mock()  # kopf ends at once, by one task or another: the API server names no versions
+    fleet: Any = Mock()  # kopf ends at once: the API server names no groups of kinds
     watches = KopfWatches(api, fleet, Mock(), (), claims=Mock(), identity="operator", binding="joex:operator")
-    with pytest.raises(ApiError, match=r"the watches on the API server have ended: (KeyError|AssertionError)"):
+    with pytest.raises(ApiError, match="the watches on the API server have ended: KeyError: 'groups'"):
         async with asyncio.timeout(PATIENCE):
             await watches.run()
 
