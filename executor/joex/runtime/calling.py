@@ -14,11 +14,11 @@ from joex.context import RunReports, SyncConnection
 from joex.core.outcome import Ending, Outcome
 from joex.errors import InvalidJob, JoexError
 from joex.extras import needs
-from joex.runtime.judge import ErrorTexting
+from joex.runtime.judging import Judging
 from joex.runtime.process_handle import Ended, JsonText
 from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
-from joex.runtime.text import error_trace, storable
+from joex.runtime.text import storable
 from joex.task import Task
 
 T = TypeVar("T")
@@ -35,13 +35,13 @@ class Caller:
         self._defaults = defaults
         self._reports = reports
         self._loop = asyncio.get_running_loop()
-        self._texts = ErrorTexting()
+        self.judging = Judging(reports)
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="joex task")
 
     def close(self) -> None:
         """Release the threads."""
         self._threads.shutdown(wait=False)
-        self._texts.close()
+        self.judging.close()
 
     def call(self, run: Run, task: Task[..., Any]) -> Awaitable[Any]:
         """Call the task's code; returns an awaitable for its value."""
@@ -127,38 +127,9 @@ class Caller:
         except Ended as error:
             self._log_failed_handler(run, error.trace or error.outcome.error)
         except BaseException as error:  # noqa: BLE001 - the job is cancelled, whatever its handler does
-            trace = functools.partial(error_trace, error)
-            self._log_failed_handler(run, await self.text(run, error, trace, lambda: "an error that can't be shown"))
+            self._log_failed_handler(run, await self.judging.trace(run, error))
         finally:
             run.kill = None
-
-    async def text(
-        self,
-        run: Run,
-        error: BaseException,
-        make: Callable[[], T],
-        otherwise: Callable[[], T],
-        *,
-        goes_on: bool = False,
-    ) -> T:
-        """What ``make`` returns, of this error (see `ErrorTexting`).
-
-        While it waits for its turn, no code is at work, and so none that keeps an executor from leaving. While it is
-        made, code of the task is: no other executor may begin an exclusive job meanwhile. ``goes_on``: nor while it
-        waits, as further code of the run follows.
-        """
-        waiting = run.is_executing = goes_on and run.is_exclusive
-
-        def making() -> T:
-            run.is_executing = run.is_exclusive
-            try:
-                return make()
-            finally:
-                run.is_executing = waiting
-
-        made = await self._texts.made(run.job, error, making, otherwise)
-        run.is_executing = goes_on
-        return made
 
     def _log_failed_handler(self, run: Run, said: str | None) -> None:
         self._reports.log(run.job, "error", f"its on_cancel handler failed: {said}")

@@ -7,8 +7,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -16,20 +16,18 @@ from joex.app import App
 from joex.context import ConnectionSource, Context, RunReports, SyncConnection
 from joex.core.events import Emit, RunStarted
 from joex.core.job import TakenJob
-from joex.core.outcome import Ending, Interruption, Judged, Outcome, decide
-from joex.core.text import ErrorTexts
+from joex.core.outcome import Ending, Interruption, Outcome, decide
 from joex.errors import JoexError
 from joex.places import Places
 from joex.runtime.calling import Caller, until_over
 from joex.runtime.finisher import End, Ends
-from joex.runtime.judge import judged, tell_handlers, unshown
+from joex.runtime.judging import STOPPED
 from joex.runtime.marks import Marks
-from joex.runtime.process_handle import Ended, JsonText, ProcessDied
+from joex.runtime.process_handle import Ended, JsonText
 from joex.runtime.processes import Processes
 from joex.runtime.run import Defaults, Run
 from joex.runtime.text import error_line, storable
 from joex.task import Task
-from joex.tracing import record_error
 
 T = TypeVar("T")
 _SyncConnections: TypeAlias = Callable[[], AbstractContextManager[SyncConnection]]
@@ -37,7 +35,6 @@ _SyncConnections: TypeAlias = Callable[[], AbstractContextManager[SyncConnection
 _TAIL = 0.05  # seconds that code may go on after its own transaction without being counted: most returns at once
 _NO_PROCESS = "its on_cancel handler was not called: no process was free"
 _RETURNED = Outcome(Ending.RETURNED)
-_STOPPED = Outcome(Ending.CANCELLED)  # by an interruption
 
 
 class Runner:
@@ -256,9 +253,9 @@ class Runner:
                     await until_over(run)
             outcome, result, message = _RETURNED, self._result(run, value), _message(run)
         except Ended as error:
-            outcome = self._ended(run, error)
+            outcome = self._caller.judging.ended(run, error)
         except BaseException as error:  # noqa: BLE001 - whatever a task does, its job has an end
-            outcome = await self._judge(run, error)
+            outcome = await self._caller.judging.outcome(run, error)
         try:
             if run.interruption is not None or outcome.ending is Ending.CANCELLED:
                 _uncancel()  # the cancellation has done its work, even if the code swallowed it
@@ -291,7 +288,7 @@ class Runner:
         if run.interruption is None and not self._is_trusted():
             run.interruption = Interruption.GIVE_BACK
         if run.interruption is not None:
-            return _STOPPED.interrupted(run.interruption)
+            return STOPPED.interrupted(run.interruption)
         job = run.job
         task = run.task = self._app.get(job.task)
         if task is None:
@@ -306,7 +303,7 @@ class Runner:
             connections=self._connections(job),
             sync_connections=self._sync_connections(task),
             largest_result=self._largest_result,
-            judge=lambda error: self._judge_early(run, error),
+            judge=partial(self._caller.judging.early, run),
             on_finished=lambda: self._watch_tail(run),
         )
         run.started = time.monotonic()
@@ -343,47 +340,18 @@ class Runner:
             return value.text
         return None if value is None or run.context is None else run.context.result_text(value)
 
-    async def _judge(self, run: Run, error: BaseException) -> Outcome:
-        """The outcome of a run whose code raised."""
-        # (`isinstance` would read an attribute of the error, which may raise.)
-        if run.interruption is not None and issubclass(type(error), asyncio.CancelledError):
-            return _STOPPED
-        found = None if run.context is None else run.context.end_by(error)
-        if found is None:
-            found = await self._caller.text(run, error, lambda: judged(error, run.job), lambda: unshown(error))
-        if found.trace is not None:
-            self._reports.log(run.job, "error", found.trace)
-        return found.outcome
-
-    def _judge_early(self, run: Run, error: BaseException) -> Future[Judged]:
-        """Judge what the code of a run has raised, for further code of the run, on the loop or in a thread."""
-        judging = self._caller.text(
-            run, error, lambda: judged(error, run.job, is_early=True), lambda: unshown(error), goes_on=True
-        )
-        return asyncio.run_coroutine_threadsafe(judging, self._loop)
-
-    def _ended(self, run: Run, ended: Ended) -> Outcome:
-        """The outcome of a run whose arguments don't fit, or in a process, which has told handlers unless it died."""
-        if ended.outcome.ending is not Ending.CANCELLED:
-            record_error(ErrorTexts(ended))
-        if isinstance(ended, ProcessDied):
-            tell_handlers(ErrorTexts(ended), error_line(ended), run.job)
-        if ended.trace is not None:
-            self._reports.log(run.job, "error", ended.trace)
-        return ended.outcome
-
 
 async def _before_it_starts(run: Run, asked: Coroutine[Any, Any, T | None]) -> T | Outcome:
     """Wait for what a run needs to start; or why it does not start. ``asked`` gives None: it has lost its job."""
     if run.interruption is not None:
         asked.close()
-        return _STOPPED.interrupted(run.interruption)
+        return STOPPED.interrupted(run.interruption)
     run.interruptible = True
     try:
         found = await asked
     except asyncio.CancelledError:
         _uncancel()
-        return _STOPPED.interrupted(run.interruption)
+        return STOPPED.interrupted(run.interruption)
     finally:
         run.interruptible = False
     if found is None:
