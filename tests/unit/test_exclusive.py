@@ -13,32 +13,38 @@ from tests.support.slots import Slots
 from tests.support.waiting import PATIENCE, eventually
 
 
+class Waits(Exception):
+    """Its text is there when ``go_on`` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __str__(self) -> str:
+        self.begun.set()
+        return str(self.go_on.wait())
+
+
 @pytest.mark.parametrize("exclusive", [True, False])
 @pytest.mark.parametrize("where", ["code", "handler"])
 async def test_the_text_of_an_error_of_an_exclusive_run_is_its_code(*, where: str, exclusive: bool) -> None:
     """That of another one keeps no executor from leaving."""
-    app, begun, go_on = joex.App(), threading.Event(), threading.Event()
-
-    class WaitsForever(Exception):
-        def __str__(self) -> str:
-            begun.set()
-            return str(go_on.wait())
+    app, error = joex.App(), Waits()
 
     @app.task("t", exclusive=exclusive)
     async def task(ctx: joex.Context) -> None:
-        raise joex.Cancel if where == "handler" else WaitsForever
+        raise joex.Cancel if where == "handler" else error
 
     @task.on_cancel
     async def clean_up(ctx: joex.Context) -> None:
-        raise WaitsForever
+        raise error
 
     slots = Slots(app)
     job = slots.start(suspect=False)
     try:
-        await eventually(begun.is_set)
+        await eventually(error.begun.is_set)
         assert (slots.runner.executing, slots.runner.executing_exclusively) == (exclusive, exclusive)
     finally:
-        go_on.set()
+        error.go_on.set()
     await eventually(lambda: slots.of(job)[-1] == ("failed" if where == "code" else "cancelled"))
     assert slots.runner.executing == 0
     slots.runner.close()
@@ -49,18 +55,14 @@ async def test_an_exclusive_run_that_goes_on_after_its_error_is_at_work_while_th
     *, exclusive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judge, "_LONGEST", PATIENCE)
-    app, begun, go_on, waits = joex.App(), threading.Event(), threading.Event(), asyncio.Event()
-
-    class WaitsForever(Exception):
-        def __str__(self) -> str:
-            begun.set()
-            return str(go_on.wait())
+    app, other, waits = joex.App(), Waits(), asyncio.Event()
 
     @app.task("t", exclusive=exclusive)
     async def task(ctx: joex.Context) -> None:
-        error = WaitsForever()
         if ctx.group == "other":
-            raise error
+            raise other
+        error = Waits()
+        error.go_on.set()
         judging = asyncio.wrap_future(ctx.judge(error))
         waits.set()
         await judging
@@ -69,14 +71,14 @@ async def test_an_exclusive_run_that_goes_on_after_its_error_is_at_work_while_th
     slots = Slots(app)
     slots.start(suspect=False, group="other")
     try:
-        await eventually(begun.is_set)
+        await eventually(other.begun.is_set)
         job = slots.start(suspect=False)
         await waits.wait()
         await slots.settled()
         runs = [run for run in slots.runner.runs.values() if run.job is job]
         assert [run.is_executing for run in runs] == [exclusive]
     finally:
-        go_on.set()
+        other.go_on.set()
     await eventually(lambda: slots.of(job) == ["begins", "success"])
     slots.runner.close()
 
