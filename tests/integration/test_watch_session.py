@@ -17,7 +17,7 @@ from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import NamespaceName, Resource
 from kubernetes.aio.client import ApiClient, Configuration
 
-from joex_operator.cluster import watch_session
+from joex_operator.cluster import kopf_settings, watch_session
 from joex_operator.cluster.kopf_watches import KopfWatches
 from joex_operator.cluster.kubernetes_api import ApiError, KubernetesApi
 from joex_operator.cluster.watch_session import WatchSession
@@ -290,6 +290,64 @@ async def test_the_operator_starts_over_when_kopf_has_ended(client: ApiClient) -
     with pytest.raises(ApiError, match="the watches on the API server have ended: KeyError: 'groups'"):
         async with asyncio.timeout(PATIENCE):
             await watches.run()
+
+
+KINDS = {
+    "/api/v1": ["Pod", "Namespace"],
+    "/apis/apps/v1": ["Deployment"],
+    "/apis/joex.dev/v1alpha1": ["JoexPool", "PeriodicTask"],
+}
+
+
+def kinds_at(path: str) -> dict[str, Any]:
+    verbs = ["get", "list", "watch"]
+    return {
+        "resources": [
+            {"name": f"{kind.lower()}s", "singularName": kind.lower(), "kind": kind, "namespaced": True, "verbs": verbs}
+            for kind in KINDS[path]
+        ]
+    }
+
+
+async def test_it_starts_over_too_when_other_watches_of_kopf_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf cancels these once, and waits for them without an end."""
+    monkeypatch.setattr(kopf_settings, "_TRY_AGAIN_IN", (0.0,))
+    watched, is_broken = set[str](), False
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal is_broken
+        path = request.path
+        if path in KINDS:
+            return web.json_response(kinds_at(path))
+        if path in ("/api", "/apis"):
+            groups = [one.removeprefix("/apis/").split("/") for one in KINDS if one.startswith("/apis/")]
+            versions = [
+                {"name": group, "versions": [{"version": v}], "preferredVersion": {"version": v}} for group, v in groups
+            ]
+            return web.json_response({"versions": ["v1"], "groups": versions})
+        if is_broken and path == PODS:
+            return web.json_response({}, status=500)
+        if request.query.get("watch") != "true":
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        watched.add(path)
+        if path == PODS:
+            await eventually(lambda: len(watched) == 4)
+            is_broken = True
+        else:
+            await asyncio.Event().wait()
+        return stream
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server, ApiClient(Configuration(host=str(server.make_url("")))) as client:
+        fleet: Any = Mock()
+        api = KubernetesApi(client, OperatorMetrics())
+        watches = KopfWatches(api, fleet, Mock(), (), claims=Mock(), identity="operator", binding="joex:operator")
+        with pytest.raises(ApiError, match="the watches on the API server have ended: APIServerError"):
+            async with asyncio.timeout(PATIENCE):
+                await watches.run()
 
 
 async def test_what_fails_before_the_first_watch_is_told(client: ApiClient, session: WatchSession) -> None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from types import ModuleType
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -234,13 +235,15 @@ class JoexBackend(BaseTaskBackend):
 
 
 class _JobError(TaskError):
-    """The error of a job. A worker may have written its text, so no module is imported because that names it."""
+    """The error of a job. A worker may have written its text, so nothing is imported or made because that names it."""
 
     @property
     def exception_class(self) -> type[BaseException]:
         module, _, name = self.exception_class_path.rpartition(".")
-        kind = getattr(sys.modules.get(module), name, None)
-        return kind if isinstance(kind, type) and issubclass(kind, BaseException) else errors.JoexError
+        # (By `type` and `vars`: a module may import what it is asked for, and a lazy object be made.)
+        found: Any = sys.modules.get(module)
+        kind: Any = vars(found).get(name) if issubclass(type(found), ModuleType) else None
+        return kind if issubclass(type(kind), type) and issubclass(kind, BaseException) else errors.JoexError
 
 
 def check_call(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

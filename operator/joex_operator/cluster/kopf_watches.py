@@ -21,6 +21,7 @@ import kopf
 from joex_operator.api.names import GROUP, POOL_LABEL, VERSION
 from joex_operator.cluster.cache import Indexer, Key, Unreadable, version
 from joex_operator.cluster.fleet import ClusterFleet
+from joex_operator.cluster.kopf_handlers import handlers
 from joex_operator.cluster.kopf_settings import kopf_settings
 from joex_operator.cluster.kubernetes_api import (
     ApiError,
@@ -178,7 +179,7 @@ class KopfWatches:
     async def _run_kopf(self, hand_over: Callable[[str, kopf.RawEvent], None], stop: Future[None]) -> None:
         try:
             await kopf.operator(
-                registry=_handlers(self._session, hand_over),
+                registry=handlers(self._session, hand_over),
                 settings=kopf_settings(),
                 # By default kopf asks for the user's name, and a user without an entry in passwd has none. (The type is
                 # a private NewType of str.)
@@ -322,35 +323,3 @@ class KopfWatches:
 def _set(stop: Future[None]) -> None:
     with suppress(InvalidStateError):  # it is set already
         stop.set_result(None)
-
-
-def _taken(event: kopf.RawEvent) -> kopf.RawEvent:
-    """The event, of whose object kopf keeps the name alone.
-
-    kopf's own objects for an event refer to each other, and live until a pass of the garbage collector. That counts
-    objects, whatever their size: two pools of a megabyte that changed all the time took half a gigabyte.
-    """
-    kept: dict[str, Any] = event["object"]  # type: ignore[assignment]
-    body = kept.copy()
-    kept.clear()
-    kept["metadata"] = {name: body["metadata"].get(name) for name in ("name", "namespace", "uid", "resourceVersion")}
-    return {**event, "object": body}  # type: ignore[typeddict-item]
-
-
-def _handlers(session: WatchSession, hand_over: Callable[[str, kopf.RawEvent], None]) -> kopf.OperatorRegistry:
-    registry = kopf.OperatorRegistry()
-
-    @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.AiohttpSession:
-        return await session.login()
-
-    def watch(group: str, version: str, plural: str, **selector: Any) -> None:
-        @kopf.on.event(group, version, plural, id=plural, registry=registry, **selector)
-        async def on_event(event: kopf.RawEvent, **_: Any) -> None:
-            hand_over(plural, _taken(event))
-
-    for plural in _OBJECTS:
-        watch(GROUP, VERSION, plural)
-    watch("apps", "v1", "deployments", labels={POOL_LABEL: kopf.PRESENT})
-    watch("", "v1", "pods", labels={POOL_LABEL: kopf.PRESENT})
-    return registry

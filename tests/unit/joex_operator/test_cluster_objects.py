@@ -11,7 +11,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from joex.garbage import collection_paused
 from joex_operator.api.objects import Ref
-from joex_operator.cluster import kopf_watches
+from joex_operator.cluster import kopf_handlers, kopf_watches
 from joex_operator.cluster.fleet import ClusterFleet
 from joex_operator.cluster.kopf_watches import KopfWatches, RestoredError
 from joex_operator.cluster.kubernetes_api import ApiError, Conflict, Forbidden, KubernetesApi, NotFound
@@ -60,7 +60,7 @@ def test_what_kopf_makes_of_an_event_keeps_nothing_of_its_object():
     with collection_paused():
         made = kopf.Body(raw)
         event: kopf.RawEvent = {"type": "MODIFIED", "object": raw}
-        taken = kopf_watches._taken(event)
+        taken = kopf_handlers.taken(event)
         assert taken["object"]["spec"] == {"d": part}
         assert made.metadata.name == "a"
         del made, taken, part

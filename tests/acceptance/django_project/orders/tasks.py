@@ -1,6 +1,8 @@
 import asyncio
 import threading
 
+from django.utils.functional import SimpleLazyObject
+
 import joex
 from joex.django import periodic
 from joex.django.framework import Task  # (of django.tasks, or of its backport)
@@ -78,6 +80,11 @@ def fail(item):
 @task
 async def fail_async():
     raise OutOfStockError("nothing")
+
+
+@SimpleLazyObject
+def lazy():
+    raise AssertionError("nobody needs this")
 
 
 threads_of_long_text: list[str] = []

@@ -342,16 +342,17 @@ class Runs(TransactionTestCase):
         self.assertEqual((run.id, run.state), (job, "stuck"))
         self.assertIn("task 'this.c' is unknown", run.error)
         failed = tasks.add.get_result(tasks.add.enqueue(1, 2).id)
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "UPDATE joex_private.job SET lane = NULL, state = 'failed', finished_at = now(), error = 'this.X: no' "
-                "WHERE id = %s",
-                [failed.id],
-            )
-        failed.refresh()
-        [error] = failed.errors
-        self.assertEqual((error.exception_class, error.exception_class_path), (joex.JoexError, "this.X"))
-        self.assertNotIn("this", sys.modules)
+        for path in ("this.X", "concurrent.futures.ProcessPoolExecutor", "django_project.orders.tasks.lazy"):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "UPDATE joex_private.job SET lane = NULL, state = 'failed', finished_at = now(), error = %s "
+                    "WHERE id = %s",
+                    [f"{path}: no", failed.id],
+                )
+            failed.refresh()
+            [error] = failed.errors
+            self.assertEqual((error.exception_class, error.exception_class_path), (joex.JoexError, path))
+        self.assertFalse({"this", "concurrent.futures.process"} & sys.modules.keys())
 
     def test_a_value_that_python_can_not_read_hides_no_job_of_a_query(self):
         job = client().submit("tell", {"x": 1})
