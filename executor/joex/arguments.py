@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from joex.bounded_validation import BoundedValidator
 from joex.core.json_values import has_infinity
 from joex.errors import ConfigError, InvalidJob
 
 _MOST_NAMED = 20
 _MOST_LOOKED_AT = 1_000
 """Wrong parts of which some are named: pydantic gives the problems of all, and a megabyte may have 200,000."""
-_LARGE = 16_000
-"""Characters of arguments: the problems of shorter ones are few, and their names short."""
-_OF_PROBLEMS = 100
-"""Bytes that the ways to all problems may take, for each character of the arguments, or of a megabyte of them."""
-_OF_A_PART = 24
-"""Bytes that pydantic needs for each part of the way to a problem, beside the name."""
-_STEPS = [(one in b"[{") - (one in b"]}") for one in range(256)]
-"""How many levels each byte leads down."""
-_NO_BRACKETS = bytes(one for one in range(256) if not _STEPS[one])
 
 
 class Arguments:
@@ -50,6 +40,7 @@ class Arguments:
             self._adapter: TypeAdapter[Any] = TypeAdapter(collect)  # type: ignore[arg-type] # pydantic takes functions too
         except Exception as error:
             raise ConfigError(f"task {task!r}: pydantic can't check its arguments: {error}") from error
+        self._validator = BoundedValidator(self._adapter)
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Give the arguments of a call their names.
@@ -69,16 +60,13 @@ class Arguments:
 
         Raises:
             InvalidJob: the arguments don't fit the signature; the message names the first wrong ones, unless very many
-                are wrong.
+                are wrong; of large arguments perhaps only the first wrong one of each array or object.
         """
         if args == "{}" and not self._has_parameters:  # the usual small job has nothing to check
             return {}
         try:
             if isinstance(args, str):
-                most = _OF_PROBLEMS * max(len(args), 1_000_000)
-                if len(args) > _LARGE and _most_of_problems(args) > most and _bytes_of_problems(args) > most:
-                    raise InvalidJob(f"arguments of task {self._task!r}: too many parts below names that are too long")
-                parsed = dict(self._adapter.validate_json(args))
+                parsed = dict(self._validator.validate_json(args))
                 if has_infinity(args):
                     raise InvalidJob(f"arguments of task {self._task!r}: a number is beyond the range of doubles")
                 return parsed
@@ -109,45 +97,6 @@ def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]
         raise ConfigError(f"task {task!r}: an annotation can't be resolved: {error}") from error
     by_name = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
     return [p.replace(annotation=hints.get(p.name, Any)) for p in by_name]
-
-
-def _most_of_problems(args: str) -> int:
-    """No less than `_bytes_of_problems`, in a fraction of its time, which most arguments are far below."""
-    text = args.replace("\\\\", "__").replace('\\"', "__") if "\\" in args else args
-    pieces = text.split('"')  # what is outside of texts, and inside, by turns
-    named = [one for one, after in zip(pieces[1::2], pieces[2::2], strict=False) if after.lstrip()[:1] == ":"]
-    outside = "".join(pieces[::2])
-    brackets = outside.encode("ascii", "replace").translate(None, _NO_BRACKETS)
-    levels = max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
-    parts = outside.count(",") + brackets.count(b"[") + brackets.count(b"{")
-    return parts * (levels + 1) * (_OF_A_PART + 4 * max(map(len, named), default=0))
-
-
-def _bytes_of_problems(args: str) -> int:
-    """How much pydantic would need for the ways to all parts of these arguments, if each part was wrong.
-
-    It copies the names on the way to each wrong part: a name of 300 kB above 100,000 of them, in one megabyte, would
-    be 30 GB.
-    """
-    try:
-        todo = [(json.loads(args, parse_int=str, parse_float=str), 0)]
-    except (ValueError, RecursionError):  # pydantic says what is wrong, once
-        return 0
-    total = 0
-    while todo:
-        one, way = todo.pop()
-        way += _OF_A_PART
-        total += way * len(one)
-        if isinstance(one, dict):
-            total += sum(map(_bytes, one))
-            todo += [(part, way + _bytes(name)) for name, part in one.items() if isinstance(part, dict | list)]
-        else:
-            todo += [(part, way) for part in one if isinstance(part, dict | list)]
-    return total
-
-
-def _bytes(name: str) -> int:
-    return len(name) if name.isascii() else 4 * len(name)
 
 
 def _problems(error: ValidationError) -> str:

@@ -10,11 +10,16 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
+from joex.bounded_validation import BoundedValidator, first_problem
 from joex.core.job import State
+from joex.core.text import cut
 from joex.errors import ConfigError, JoexError
 
 if TYPE_CHECKING:
     from joex.store.jobs import Job
+
+_LONGEST_WAY = 1_000
+"""Characters of the names on the way to a wrong part: a worker may have made a result with names of megabytes."""
 
 
 class NoResult(JoexError):
@@ -51,17 +56,18 @@ class Results:
             why = f": {job.error}" if job.error else ""
             raise NoResult(f"job {job_id} of task {job.task!r} is {job.state}{why}", job)
         try:
-            return self._adapter.validate_json(to_json(job.result))
+            return self._validator.validate_json(to_json(job.result))
         except ValidationError as error:
-            [first, *_] = error.errors(include_url=False)
-            where = ".".join(str(part) for part in ("result", *first["loc"]))
-            raise NoResult(f"job {job_id} of task {job.task!r}: {where}: {first['msg']}", job) from None
+            where, what = first_problem(error)
+            where = cut(f"result.{where}" if where else "result", _LONGEST_WAY).replace("\n", "\\n")
+            raise NoResult(f"job {job_id} of task {job.task!r}: {where}: {what}", job) from None
 
     @cached_property
-    def _adapter(self) -> TypeAdapter[Any]:
+    def _validator(self) -> BoundedValidator:
         """What checks values; made at the first use, because most programs read no results."""
         try:
-            return TypeAdapter(get_type_hints(self._function, include_extras=True).get("return", Any))
+            kind = get_type_hints(self._function, include_extras=True).get("return", Any)
+            return BoundedValidator(TypeAdapter(kind))
         except Exception as error:
             why, *_ = str(error).splitlines() or [type(error).__name__]
             raise ConfigError(f"task {self._task!r}: pydantic can't check its result: {why}") from error
