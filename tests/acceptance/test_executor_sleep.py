@@ -288,7 +288,9 @@ async def test_an_executor_that_polls_finds_work_without_notifications(
         held = await connection.fetchval(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1785685001"
         )
-        listening = await connection.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+        listening = await connection.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        )
         assert not inside.log.of(Woken)
     assert (held, listening) == (0, 0)
 

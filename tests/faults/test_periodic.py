@@ -71,7 +71,8 @@ async def test_each_time_of_a_thousand_tasks_is_decided_once_while_processes_are
 
 
 async def _schedulers(connection: asyncpg.Connection, enough: int) -> bool:
-    listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'joex scheduler listens'"
+    listening = """SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'joex scheduler listens'"""
     return bool(await connection.fetchval(listening) >= enough)
 
 

@@ -177,7 +177,8 @@ async def test_a_job_that_becomes_due_wakes_who_waits(client, watched):
 @pytest.fixture
 async def asleep(connection):
     """Wait until the connection of waiting workers has found nothing to do."""
-    polled = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle' AND query LIKE '%accept_state%'"
+    polled = """SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND state = 'idle' AND query LIKE '%accept_state%'"""
 
     async def is_asleep() -> None:
         async def found() -> bool:

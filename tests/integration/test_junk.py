@@ -136,7 +136,8 @@ async def test_an_operator_passes_over_junk(database_url, connection, send):
         database_url, lambda *what: heard.append(what), migrate=False, start_scheduler=lambda _pool, _name: nothing
     )
     try:
-        listening = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'joex operator listen')"
+        listening = """SELECT EXISTS (SELECT FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'joex operator listen')"""
         await eventually(lambda: connection.fetchval(listening))
         await eventually(lambda: heard)
         await send("joex_operator")

@@ -96,7 +96,8 @@ async def test_an_attempt_that_arrives_after_its_repetition_stores_nothing(proxy
     given = await submit(patient)
     assert trap.sprung.is_set()
     proxy.thaw()
-    done = "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'joex client' AND state = 'active'"
+    done = """SELECT count(*) = 0 FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'joex client' AND state = 'active'"""
     await eventually(lambda: connection.fetchval(done), why="the first attempt is over")
     assert set(given) == await ids(connection)
 

@@ -989,7 +989,9 @@ async def test_a_submission_is_the_last_that_its_session_is_asked(database_url, 
     """A reset would be one more statement for each submission."""
     async with Client(database_url) as client:
         await client.submit("a")
-        [asked] = await connection.fetch("SELECT query FROM pg_stat_activity WHERE application_name = 'joex client'")
+        [asked] = await connection.fetch("""
+            SELECT query FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'joex client'
+        """)
         assert "joex.submit(" in asked["query"]
 
 
