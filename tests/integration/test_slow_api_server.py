@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 
+from joex.store.name_lookups import OWNER
 from joex_operator.cluster import kubernetes_api, leader_election, namespace_claims
 from joex_operator.cluster import operator as operator_module
 from joex_operator.cluster.kopf_watches import KopfWatches, RestoredError
@@ -20,6 +21,8 @@ from joex_operator.cluster.settings import OperatorSettings
 from tests.support.waiting import PATIENCE, eventually
 
 LEAD, CLAIM = "joex-operator", "joex.dev"
+MOST_OF_ONE = 20
+"""Connections of a namespace."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/shop/leases"
 
 
@@ -69,7 +72,7 @@ async def operator_before(api_server: ApiServer) -> AsyncIterator[Operator]:
     settings = OperatorSettings(namespace="shop", namespaces=["shop"], http_address="", identity="one")
     async with TestServer(app) as server:
         configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
-        configuration.connection_pool_maxsize = 2
+        configuration.connection_pool_maxsize = operator_module._CONNECTIONS
         async with ApiClient(configuration) as client:
             made = Operator(settings, client)
             running = asyncio.create_task(made.run())
@@ -84,14 +87,65 @@ async def for_ever(_: Any) -> None:
     await asyncio.Event().wait()
 
 
+async def nothing(_: Any) -> None:
+    pass
+
+
+async def ask(operator: Operator, namespace: str, path: str) -> Any:
+    """A request of a reconcile in a namespace."""
+    OWNER.set(namespace)
+    return await operator._api.get(path)
+
+
+@pytest.fixture
+async def silenced(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Operator, list[asyncio.Task[Any]]]]:
+    """An operator, and its requests for one namespace, which wait for an answer: more than it has connections."""
+    monkeypatch.setattr(kubernetes_api, "_WITHIN", 10 * PATIENCE)
+    monkeypatch.setattr(KopfWatches, "resync", nothing)
+    monkeypatch.setattr(KopfWatches, "run", for_ever)
+    api_server = ApiServer()
+    async with operator_before(api_server) as operator:
+        silent = [
+            asyncio.create_task(ask(operator, "slow", "/silent")) for _ in range(2 * operator_module._CONNECTIONS)
+        ]
+        await eventually(
+            lambda: api_server.unanswered >= MOST_OF_ONE, why="it has all the connections that it may have"
+        )
+        yield operator, silent
+        for task in silent:
+            task.cancel()
+        await asyncio.wait(silent)
+
+
+async def test_a_namespace_whose_requests_get_no_answer_leaves_connections_to_others(
+    silenced: tuple[Operator, list[asyncio.Task[Any]]],
+) -> None:
+    """Four pools whose Deployments a webhook never admits held up the pools of all other namespaces."""
+    operator, _ = silenced
+    async with asyncio.timeout(PATIENCE):
+        for namespace in ("shop", ""):  # the resyncs are of no namespace
+            assert await ask(operator, namespace, "/api/v1/namespaces/shop")
+
+
+async def test_a_request_has_its_time_from_when_it_has_a_connection(
+    silenced: tuple[Operator, list[asyncio.Task[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator, silent = silenced
+    with monkeypatch.context() as patch:
+        patch.setattr(kubernetes_api, "_WITHIN", 0.01)
+        late = asyncio.create_task(ask(operator, "slow", "/api/v1/namespaces/shop"))
+        await asyncio.wait({late}, timeout=0.2)
+        assert not late.done()
+    for task in silent:
+        task.cancel()
+    async with asyncio.timeout(PATIENCE):
+        assert await late
+
+
 async def test_requests_that_wait_for_an_answer_keep_no_lease_from_being_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Twenty pools that grow at once have two hundred requests under way: an operator lost the lead again and again."""
-
-    async def nothing(_: Any) -> None:
-        pass
-
     monkeypatch.setattr(kubernetes_api, "_WITHIN", 10 * PATIENCE)
     monkeypatch.setattr(KopfWatches, "resync", nothing)
     monkeypatch.setattr(KopfWatches, "run", for_ever)
@@ -101,8 +155,9 @@ async def test_requests_that_wait_for_an_answer_keep_no_lease_from_being_renewed
     api_server = ApiServer()
     async with operator_before(api_server) as operator:
         await eventually(lambda: api_server.renewed[CLAIM], why="the operator has claimed the namespace")
-        waiting = [asyncio.create_task(operator._api.get("/silent")) for _ in range(3)]
-        await eventually(lambda: api_server.unanswered == 2, why="all connections of the client wait for an answer")
+        all_of_them = range(operator_module._CONNECTIONS)
+        waiting = [asyncio.create_task(ask(operator, f"{one}", "/silent")) for one in all_of_them]
+        await eventually(lambda: api_server.unanswered == len(waiting), why="all connections wait for an answer")
         before = api_server.renewed.copy()
         await eventually(lambda: api_server.renewed[LEAD] > before[LEAD] + 1, why="the lead is renewed")
         await eventually(lambda: api_server.renewed[CLAIM] > before[CLAIM] + 1, why="the claim is renewed")

@@ -14,6 +14,8 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
+from joex.places import Places, leaves_some
+from joex.store.name_lookups import OWNER
 from joex_operator.cluster import object_parts, shallow_json
 from joex_operator.control.fleet import FleetError
 from joex_operator.metrics import OperatorMetrics
@@ -27,6 +29,7 @@ PAGE = 10
 """Objects of a list that are read at once: each may have 1.5 MB, and ten times as much for the parser."""
 
 _WITHIN = 30.0
+"""Seconds for an answer, from when a request has a connection."""
 _TOO_MANY, _LEAST_ERROR, _LEAST_FAILURE = 429, 400, 500
 _MOST_TRIES, _LONGEST_PAUSE = 4, 5.0
 """An API server that is busy, or that begins to serve a new kind, answers 429 with Retry-After."""
@@ -76,6 +79,8 @@ class KubernetesApi:
 
     def __init__(self, client: ApiClient, metrics: OperatorMetrics) -> None:
         self.client = client
+        # By the namespaces whose reconciles these requests are of; lists are of none. A webhook may answer late.
+        self._places: Places[str] = Places(client.configuration.connection_pool_maxsize, leaves_some)
         self._metrics = metrics
         self._clock = self._told = datetime.now(UTC), time.monotonic()
 
@@ -144,11 +149,12 @@ class KubernetesApi:
     ) -> tuple[int, bytes, float | None]:
         """Send a request once; returns the status, the body, and the seconds of Retry-After."""
         try:
-            request = await self.client.param_serialize(
-                method, path, None, list(query.items()), dict(headers), body, auth_settings=["BearerToken"]
-            )
-            response = await self.client.call_api(*request, _request_timeout=_WITHIN)
-            text: bytes = await response.read()  # type: ignore[no-untyped-call]
+            async with self._places.one_of(OWNER.get()):
+                request = await self.client.param_serialize(
+                    method, path, None, list(query.items()), dict(headers), body, auth_settings=["BearerToken"]
+                )
+                response = await self.client.call_api(*request, _request_timeout=_WITHIN)
+                text: bytes = await response.read()  # type: ignore[no-untyped-call]
         except (TimeoutError, ApiException, aiohttp.ClientError, OSError, ValueError) as error:
             self._metrics.own.api_request(method, "none")
             raise ApiError(f"can't reach the API server: {describe(error)}") from error

@@ -39,7 +39,8 @@ _RESYNC_AGAIN_IN = 10.0
 _QUERY_EVERY = 15.0
 _START_OVER_IN = 2.0
 _LONGEST_RECONCILE = 300.0
-_CONNECTIONS = 20
+_CONNECTIONS = 30
+"""To the API server. A namespace has twenty at most: two pools that grow use that many."""
 _STOP_WITHIN = 7.0
 """Seconds from SIGTERM to the exit: the release of the Lease may take five of them."""
 _LONGEST_UNREADY = 600.0
@@ -59,7 +60,7 @@ class Operator:
         self._claims: NamespaceClaims | None = None
         self._listed_at: float | None = None
         self._failure = ""
-        # With connections of its own: two hundred executors that are created at once hold all of the others.
+        # With connections of its own: the requests of dozens of namespaces may hold all of the others.
         self._leases = KubernetesApi(ApiClient(client.configuration), self._metrics)
         self._election = LeaderElection(
             self._leases,
