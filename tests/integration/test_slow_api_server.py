@@ -18,6 +18,7 @@ from joex_operator.cluster.kopf_watches import KopfWatches, RestoredError
 from joex_operator.cluster.kubernetes_api import ApiError
 from joex_operator.cluster.operator import Operator
 from joex_operator.cluster.settings import OperatorSettings
+from joex_operator.control.controller import Controller
 from tests.support.waiting import PATIENCE, eventually
 
 LEAD, CLAIM = "joex-operator", "joex.dev"
@@ -178,6 +179,24 @@ async def test_an_operator_whose_renewals_take_too_long_is_not_ready_and_says_so
         await eventually(lambda: api_server.renewed[LEAD] > 1, why="it leads")
         api_server.slowness = PATIENCE
         await eventually(lambda: "the Lease could not be renewed" in (operator.readiness() or ""))
+
+
+async def test_an_operator_begins_with_what_it_has_listed_when_a_list_gets_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = asyncio.Event()
+
+    async def reconcile(_: Any) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(KopfWatches, "resync", for_ever)
+    monkeypatch.setattr(KopfWatches, "run", for_ever)
+    monkeypatch.setattr(Controller, "run", reconcile)
+    monkeypatch.setattr(operator_module, "_LISTED_WITHIN", 0.01, raising=False)
+    async with operator_before(ApiServer()) as operator, asyncio.timeout(PATIENCE):
+        await began.wait()
+        assert operator.readiness() == "leads, and has not listed the cluster yet"
 
 
 async def test_a_list_that_fails_is_made_again_soon_and_asks_for_a_restart_when_it_has_failed_for_too_long(

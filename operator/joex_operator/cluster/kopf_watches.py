@@ -42,6 +42,8 @@ _log = logging.getLogger("joex.operator")
 _OBJECTS = {"joexpools": POOL, "periodictasks": PERIODIC}
 _LISTED = ("deployments", "pods", *_OBJECTS)
 """A pool comes after its Deployments and pods: a reconcile without them would take its replicas for missing."""
+_AT_ONCE = 10
+"""Namespaces that are listed, of each a page: ten large objects."""
 _CHECK_CRDS_EVERY = 2.0
 _LEFT_OUT_AGAIN_IN = 10.0
 _PROBES_APART = 1.0
@@ -224,6 +226,8 @@ class KopfWatches:
     async def resync(self) -> None:
         """List everything, and correct what the watches have missed.
 
+        Namespaces are listed at once: one that answers late holds up no other one.
+
         The objects of a namespace reach the controller together at first: a pool without its periodic tasks would mean
         that these were deleted, and the controller would delete their rows. One of several namespaces that the API
         server does not list is left out, and what is known of it stays: its owner may take the operator's rights there
@@ -232,25 +236,32 @@ class KopfWatches:
 
         Raises:
             ApiError: the API server lists no namespace, or refuses the operator of the whole cluster.
-            RestoredError: what is known is of no use any more.
+            ExceptionGroup: has a RestoredError; what is known is of no use any more.
         """
         before = self._complete.copy()
-        first: list[tuple[str, Object]] = []
         failed: dict[str, tuple[str, ApiError]] = {}
-        for kind in _LISTED:
-            for namespace in self._namespaces or ("",):
-                if namespace not in failed:
+        most = asyncio.Semaphore(_AT_ONCE)
+
+        async def list_one(namespace: str) -> None:
+            first: list[tuple[str, Object]] = []
+            async with most:
+                for kind in _LISTED:
                     try:
                         await self._list(kind, namespace, first)
                     except ApiError as error:
                         failed[namespace] = kind, error
+                        return
+            named = {namespace} if namespace else {body["metadata"]["namespace"] for _, body in first}
+            held = set(filter(self._claims.holds, named)) - (before - self._complete)
+            for kind, body in first:
+                if body["metadata"]["namespace"] in held:
+                    self._put_object(kind, body)
+            self._complete |= held
+
+        async with asyncio.TaskGroup() as group:
+            for namespace in self._namespaces or ("",):
+                group.create_task(list_one(namespace))
         self._leave_out(failed)
-        named = (*self._namespaces, *(body["metadata"]["namespace"] for _, body in first))
-        held = set(filter(self._claims.holds, named)) - failed.keys() - (before - self._complete)
-        for kind, body in first:
-            if body["metadata"]["namespace"] in held:
-                self._put_object(kind, body)
-        self._complete |= held
 
     def _leave_out(self, failed: Mapping[str, tuple[str, ApiError]]) -> None:
         refused = {namespace for namespace, (_, error) in failed.items() if isinstance(error, (Forbidden, NotFound))}
@@ -271,11 +282,12 @@ class KopfWatches:
 
     async def _list(self, kind: str, namespace: str, first: list[tuple[str, Object]]) -> None:
         at, there = 0, set[Key]()
+        known = self._listed.get(kind, 0)  # as of now: meanwhile another namespace may have a later list
         async for page in self._pages(kind, namespace):
             at = at or version(page)
-            if at < self._listed.get(kind, 0):
-                raise RestoredError(f"version {at} of {kind} after {self._listed[kind]}: etcd has an older state")
-            self._listed[kind] = at
+            if at < known:
+                raise RestoredError(f"version {at} of {kind} after {known}: etcd has an older state")
+            self._listed[kind] = max(at, self._listed.get(kind, 0))
             there |= {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in page["items"]}
             self._take_page(kind, page["items"], first)
         self._forget_absent(kind, there, at, namespace)

@@ -32,6 +32,8 @@ from joex_operator.metrics import OperatorMetrics
 
 _log = logging.getLogger("joex.operator")
 
+_LISTED_WITHIN = 10.0
+"""Seconds after which the operator begins with the namespaces that it has listed: others may be slow."""
 _FIRST_RESYNC_AFTER = 10.0
 """Seconds until the first resync: the watches never report deletions from before they began."""
 _RESYNC_AGAIN_IN = 10.0
@@ -153,14 +155,15 @@ class Operator:
             await claims.claim({*settings.namespaces, *([settings.own_namespace] if settings.pools_config_map else [])})
             # First, so that an upgrade of the chart replaces executors once, for the new image and the new spec.
             are_applied = await self._apply_bootstrap_pools()
-            await watches.resync()
-            self._listed_at = time.monotonic()
             async with asyncio.TaskGroup() as group:
+                first = group.create_task(self._resync(watches))
+                await asyncio.wait({first}, timeout=_LISTED_WITHIN)
                 group.create_task(controller.run())
                 group.create_task(watches.run())
                 group.create_task(claims.run(watches.request_resync))
-                group.create_task(self._keep_resyncing(watches, are_applied=are_applied))
                 group.create_task(refresh_queue_metrics(controller.databases, self._metrics.databases, _QUERY_EVERY))
+                await first
+                group.create_task(self._keep_resyncing(watches, are_applied=are_applied))
         finally:
             self._controller = self._watches = self._claims = self._listed_at = None
 
@@ -186,11 +189,14 @@ class Operator:
                     are_applied = await self._apply_bootstrap_pools()
                 pause = period
             try:
-                await watches.resync()
-                self._listed_at = time.monotonic()
+                await self._resync(watches)
             except FleetError as error:
                 _log.warning("listing the cluster: %s", error)
                 pause = min(_RESYNC_AGAIN_IN, period)
+
+    async def _resync(self, watches: KopfWatches) -> None:
+        await watches.resync()
+        self._listed_at = time.monotonic()
 
 
 async def run(settings: OperatorSettings) -> None:

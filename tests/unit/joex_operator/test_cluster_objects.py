@@ -237,6 +237,30 @@ async def test_a_namespace_that_the_api_server_does_not_list_is_left_out_and_kee
 
 
 @pytest.mark.parametrize("namespaces", [("shop", "prod")])
+async def test_a_namespace_that_is_listed_late_keeps_no_other_waiting_and_is_not_taken_for_restored(
+    claimed_late, monkeypatch
+):
+    api, claims, watches, _, seen = claimed_late
+    await claims.claim(["shop", "prod"])
+    get, late = api.get, asyncio.Event()
+
+    async def get_late(path, **query):
+        answer = await get(path, **query)
+        if path.endswith("/shop/deployments"):
+            answer["metadata"]["resourceVersion"] = "9"
+            await late.wait()
+        return answer
+
+    monkeypatch.setattr(api, "get", get_late)
+    listing = asyncio.create_task(watches.resync())
+    assert await seen.get() == ALL
+    assert not watches._is_complete("shop")
+    late.set()
+    await listing
+    assert watches._is_complete("shop")
+
+
+@pytest.mark.parametrize("namespaces", [("shop", "prod")])
 @pytest.mark.parametrize(
     "errors", [{"/shop/pods": BROKEN}, {"/shop/pods": BROKEN, "/prod/pods": Forbidden("no right")}]
 )
@@ -361,7 +385,7 @@ async def test_the_objects_of_a_namespace_that_is_lost_and_claimed_again_during_
     get = api.get
 
     async def get_meanwhile(path, **query):
-        if path.endswith("/shop/periodictasks"):  # the last list: those of the other namespace have been read
+        if path.endswith("/prod/periodictasks"):  # the last list: its pools have been read
             for api.holder in ("another", ""):
                 await claims.claim(["prod"])
         return await get(path, **query)
@@ -382,8 +406,11 @@ async def test_an_api_server_whose_etcd_was_restored_is_noticed(claimed_late):
     for api.version in ("10", "10", "11"):
         await watches.resync()
     api.version = "9"
-    with pytest.raises(RestoredError, match="version 9 of deployments after 11"):
+    with pytest.raises(ExceptionGroup) as raised:
         await watches.resync()
+    found = raised.value.exceptions[0]
+    assert isinstance(found, RestoredError)
+    assert str(found).startswith("version 9 of deployments after 11")
 
 
 async def test_an_operator_of_the_whole_cluster_without_its_rights_lists_nothing(claimed_late):
