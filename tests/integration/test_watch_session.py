@@ -1,7 +1,6 @@
 """The HTTP session of the operator's watches, against a fake API server."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -36,7 +35,7 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.status = 200
-        self.events = ""
+        self.events = b""
         self.tokens: list[str] = []
         self.asked = asyncio.Event()
         self._told_versions = asyncio.Event()
@@ -54,7 +53,7 @@ class ApiServer:
         is_watch = request.query.get("watch") == "true" and self.status < 400  # nothing happens before it ends
         headers = {"Retry-After": "Wed, 21 Oct 2065 07:28:00 GMT"} if self.status >= 500 else {}
         return (
-            web.Response(text=self.events) if is_watch else web.json_response({}, status=self.status, headers=headers)
+            web.Response(body=self.events) if is_watch else web.json_response({}, status=self.status, headers=headers)
         )
 
 
@@ -219,32 +218,51 @@ async def test_kopf_learns_the_later_of_an_error_in_a_namespace_the_longer_it_la
     await session.close()
 
 
-@pytest.mark.parametrize("code", [410, 500])
-async def test_kopf_lists_anew_after_an_error_in_a_watch(
-    api_server: ApiServer,
-    client: ApiClient,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    code: int,
-) -> None:
-    """After any but 410, kopf would end all watches for good."""
+@pytest.fixture
+def _lists_anew_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_session, "_LIST_ANEW_IN", 0.0)
+
+
+OUTDATED = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        OUTDATED,
+        b'{"type":"ERROR","object":{"code":500,"message":"a fault"}}\n',
+        b'{"object":{"code":500,"message":"a fault"},"type":"ERROR"}\n',
+        b'{"type":"MODIFIED","object":null}\n',
+        b'{"type":"MODIFIED","object":{"a":"\xff"}}\n',
+        b'{"type":"MODIFIED","object":{"metada',
+        b"<html>bad gateway</html>\n",
+        b"[]\n",
+    ],
+)
+@pytest.mark.parametrize("path", [PODS, POOLS])
+@pytest.mark.usefixtures("_lists_anew_at_once")
+async def test_kopf_lists_anew_after_a_line_of_a_watch_that_is_no_event(
+    api_server: ApiServer, client: ApiClient, caplog: pytest.LogCaptureFixture, path: str, line: bytes
+) -> None:
+    """After any but an error 410, kopf would end all watches for good."""
     listed = asyncio.Event()
-    session = WatchSession(client, [PODS], listed.set)
+    session = WatchSession(client, [path], listed.set)
     auth.vault_var.set(Vault({"one": await session.login()}))
-    pods = Resource(group="", version="v1", plural="pods", namespaced=True)
+    group, version, plural = path.removeprefix("/api").removeprefix("s/").split("/")
+    kind = Resource(group=group, version=version, plural=plural, namespaced=True)
 
     async def watch_for_ever() -> None:
-        async for _ in watching.infinite_watch(settings=OperatorSettings(), resource=pods, namespace=None):
+        async for _ in watching.infinite_watch(settings=OperatorSettings(), resource=kind, namespace=None):
             pass
 
-    api_server.events = json.dumps({"type": "ERROR", "object": {"code": code, "message": "no such version"}}) + "\n"
+    api_server.events = line
     kopf_watch = asyncio.create_task(watch_for_ever())
     await eventually(lambda: listed.is_set() or kopf_watch.done())
     assert not kopf_watch.done(), kopf_watch
     said = [one.getMessage() for one in caplog.records if one.name == "joex.operator"]
-    assert bool(said) == (code != 410), "the API server ends old watches with 410"
-    assert all(f"the watch on /clusters/one{PODS}" in one and "no such version" in one for one in said)
+    assert bool(said) == (line != OUTDATED), "the API server ends old watches with 410"
+    text = line.decode(errors="replace").strip()
+    assert all(f"the watch on /clusters/one{path}" in one and text in one for one in said)
     kopf_watch.cancel()
     await asyncio.wait({kopf_watch})
     await session.close()

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import kopf
 from kubernetes.aio.client import ApiClient
+from pydantic_core import CoreSchema, SchemaValidator, core_schema
 from yarl import URL
 
 from joex_operator.cluster import object_parts, shallow_json
@@ -38,11 +39,22 @@ _LONGEST_PAUSE = 20.0
 """Seconds, at most, before kopf, which logs each try, learns of an error that lasts. Its requests may take thirty."""
 _LEFT_OUT_FOR = 90.0
 """Seconds after which a watch that is left out, and has not been tried again, is dead."""
-_ERROR = re.compile(rb'\s*\{\s*"type"\s*:\s*"ERROR"')
 _OUTDATED = b'{"type":"ERROR","object":{"code":410}}'
 """The one error in a watch after which kopf lists anew. After any other it gives all watches up."""
+_LONGEST = 500
+"""Bytes of a line that is no event, in the log."""
 _LIST_ANEW_IN = 5.0
 """Seconds after another error in a watch. The next watch may begin with the same one."""
+
+
+def _of(**parts: CoreSchema) -> CoreSchema:
+    """The schema of an object that has these parts."""
+    return core_schema.typed_dict_schema({name: core_schema.typed_dict_field(part) for name, part in parts.items()})
+
+
+_TYPES = ["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+_EVENT = SchemaValidator(_of(type=core_schema.literal_schema(_TYPES), object=_of(metadata=_of())))
+"""Reads over an event: kopf needs these fields."""
 
 
 class _Lines:
@@ -62,20 +74,38 @@ class _Lines:
         async for data in self._body.iter_chunked(size):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                if _ERROR.match(line):
-                    await self._tell_error(line)
-                    yield _OUTDATED + b"\n"
-                else:
-                    yield self._read(line) + b"\n"
-        yield rest
+                yield await self._event(line) + b"\n"
+        yield await self._event(rest)
 
-    async def _tell_error(self, line: bytes) -> None:
+    async def _event(self, line: bytes) -> bytes:
+        """A line, or `_OUTDATED` in place of one that is no event: an error, or nonsense of a proxy."""
+        event = self._read(line)
+        if not line.strip() or _is_event(event):
+            return event
+        if not _is_outdated(line):
+            said = line[:_LONGEST].decode(errors="replace")
+            _log.warning("the watch on %s has ended, and begins again: %s", self._path, said)
+            await asyncio.sleep(_LIST_ANEW_IN)
+        return _OUTDATED
+
+
+def _is_outdated(line: bytes) -> bool:
+    with suppress(ValueError):
         match shallow_json.read(line):
-            case {"object": {"code": 410}}:
-                return
-            case event:
-                _log.warning("the watch on %s has ended, and begins again: %.500s", self._path, event.get("object"))
-                await asyncio.sleep(_LIST_ANEW_IN)
+            case {"type": "ERROR", "object": {"code": 410}}:
+                return True
+    return False
+
+
+def _is_event(line: bytes) -> bool:
+    with suppress(ValueError):
+        line.decode()
+        try:
+            _EVENT.validate_json(line)
+        except ValueError:  # (which it also is with 200 levels)
+            _EVENT.validate_python(shallow_json.read(line))
+        return True
+    return False
 
 
 class _Answer(aiohttp.ClientResponse):
