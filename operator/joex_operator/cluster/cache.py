@@ -26,6 +26,8 @@ _log = logging.getLogger("joex.operator")
 
 _REMEMBERED_FOR = 600.0
 _MOST_REMEMBERED = 10_000
+_MOST_OF_POOL = 1000
+"""Deleted pods that are remembered; the jobs of one before them wait for the lease of its executor."""
 _LONGEST = 300
 
 Body = Mapping[str, Any]
@@ -43,6 +45,7 @@ class _InPool(Protocol):
 
 
 Observed = TypeVar("Observed", bound=_InPool)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,19 @@ class Unreadable:
     pool: str
     uid: str
     problem: str
+
+
+_Remembered: TypeAlias = OrderedDict[str, tuple[float, T]]
+"""What is remembered of deleted objects by their uid, each with the time of its deletion, the oldest first."""
+
+
+def _remember(some: _Remembered[T], uid: str, what: T, most: int) -> float:
+    """Remember this, and no more than so many, for `_REMEMBERED_FOR` seconds; returns the time."""
+    now = time.monotonic()
+    some[uid] = now, what
+    while len(some) > most or next(iter(some.values()))[0] < now - _REMEMBERED_FOR:
+        some.popitem(last=False)
+    return now
 
 
 def version(body: Body) -> int:
@@ -74,7 +90,7 @@ class Indexer(Generic[Observed]):
         self._read_object = read
         self._objects: dict[Key, tuple[int, Observed | Unreadable]] = {}
         self._by_pool: dict[Key, dict[Key, Observed | Unreadable]] = {}
-        self._dropped: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._dropped: _Remembered[int] = OrderedDict()
 
     def put(self, body: Body) -> Observed | Unreadable | None:
         """Add or update an object; returns it, or None where the cache has a newer version."""
@@ -116,10 +132,7 @@ class Indexer(Generic[Observed]):
 
         Another object may have its name by now: a deletion is told late where a watch was cut.
         """
-        now = time.monotonic()
-        self._dropped[body["metadata"]["uid"]] = now, version(body)
-        while len(self._dropped) > _MOST_REMEMBERED or next(iter(self._dropped.values()))[0] < now - _REMEMBERED_FOR:
-            self._dropped.popitem(last=False)
+        _remember(self._dropped, body["metadata"]["uid"], version(body), _MOST_REMEMBERED)
         last = self._read(body)
         known = self._objects.get(_key(body))
         if known is not None and known[1].uid == body["metadata"]["uid"]:
@@ -167,32 +180,25 @@ class Indexer(Generic[Observed]):
                 del self._by_pool[pool]
 
 
-_Gone: TypeAlias = dict[str, tuple[float, ObservedPod]]
-"""Deleted pods by their uid, each with the time of its deletion."""
-
-
 class Cache:
     """The Deployments and pods of all pools."""
 
     def __init__(self) -> None:
         self.deployments: Indexer[ObservedDeployment] = Indexer("Deployment", observed.deployment)
         self.pods: Indexer[ObservedPod] = Indexer("pod", observed.pod)
-        self._gone: dict[Key, _Gone] = {}
+        self._gone: OrderedDict[Key, _Remembered[ObservedPod]] = OrderedDict()
 
     def pod_deleted(self, body: Body) -> ObservedPod | Unreadable:
         """Remove a deleted pod. The cache remembers one that had ended, whose jobs can move on at once."""
         pod = self.pods.drop(body)
         if not isinstance(pod, Unreadable) and pod.has_ended:
-            now, key = time.monotonic(), (pod.namespace, pod.pool)
-            self._gone[key] = {**self._recently_gone(self._gone.pop(key, {}), now), pod.uid: (now, pod)}
+            key = pod.namespace, pod.pool
+            gone = self._gone[key] = self._gone.pop(key, OrderedDict())
+            now = _remember(gone, pod.uid, pod, _MOST_OF_POOL)
             # The pool whose latest pod went first comes first.
-            while not self._recently_gone(next(iter(self._gone.values())), now):
-                del self._gone[next(iter(self._gone))]
+            while next(reversed(next(iter(self._gone.values())).values()))[0] < now - _REMEMBERED_FOR:
+                self._gone.popitem(last=False)
         return pod
-
-    @staticmethod
-    def _recently_gone(pods: _Gone, now: float) -> _Gone:
-        return {uid: one for uid, one in pods.items() if one[0] > now - _REMEMBERED_FOR}
 
     def replicas(self, namespace: str, pool: str, uid: str) -> list[Replica]:
         """The replicas of a pool.
@@ -200,13 +206,14 @@ class Cache:
         Raises:
             FleetError: a Deployment or a pod of it can't be read.
         """
-        gone = self._recently_gone(self._gone.get((namespace, pool), {}), time.monotonic())
+        since = time.monotonic() - _REMEMBERED_FOR
+        gone: Mapping[str, tuple[float, ObservedPod]] = self._gone.get((namespace, pool), {})
         return observed.replicas(
             pool,
             uid,
             self.deployments.of(namespace, pool),
             self.pods.of(namespace, pool),
-            [pod for _, pod in gone.values()],
+            [pod for at, pod in gone.values() if at > since],
         )
 
 
