@@ -1892,7 +1892,7 @@ async def test_waits_that_a_bound_role_has_left_keep_no_maintenance_from_its_end
     async with bound.transaction():
         if left == "open":
             await bound.execute("SELECT joex.wait_no_more('mine', $1)", ids)
-        await connection.execute("SELECT joex_private.forget_subscriptions('-infinity')")
+        await subscriptions.forget(connection, 1)
         assert await connection.fetchval(waits) == (2500 if left == "open" else 1500)
     await subscriptions.forget(connection)
     assert await connection.fetchval(waits) == 0

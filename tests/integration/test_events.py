@@ -347,6 +347,42 @@ async def test_the_maintenance_walks_over_no_entries_of_those_that_it_has_forgot
         assert await program.connection.fetchval(walked) <= 11_000
 
 
+_EXPIRED_WITH_WAITS = """
+    INSERT INTO joex_private.subscriber (name, events, until) VALUES ('dead', false, now() - interval '2 hours');
+    INSERT INTO joex_private.subscription (job_id, subscriber)
+    SELECT gen_random_uuid(), 'dead' FROM generate_series(1, 20000)
+"""
+
+
+async def test_the_maintenance_walks_over_no_entries_of_the_waits_that_it_has_forgotten_before(program):
+    await program.connection.execute(_EXPIRED_WITH_WAITS)
+    async with program.connection.transaction():
+        await subscriptions.forget(program.connection)
+        assert await program.connection.fetchval("SELECT count(*) FROM joex_private.subscriber") == 0
+        walked = "SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index WHERE indrelid = $1::regclass"
+        assert await program.connection.fetchval(walked, "joex_private.subscription") <= 4 * 20_000
+
+
+async def test_the_maintenance_leaves_what_is_too_much_for_one_time_to_the_next(program):
+    await program.connection.execute(_EXPIRED_WITH_WAITS)
+    left = "SELECT count(*) FROM joex_private.subscription"
+    await subscriptions.forget(program.connection, 5)
+    assert await program.connection.fetchval(left) == 15_000
+    await subscriptions.forget(program.connection)
+    assert await program.connection.fetchval(left) == 0
+
+
+async def test_a_subscription_that_the_maintenance_forgets_gets_no_more_waits(bench, program):
+    """Else it would not come to an end."""
+    job_id = await bench.submit()
+    await program.subscribe()
+    await bench.connection.execute(_EXPIRE)
+    for left in (0, 1):
+        await program.connection.execute("SELECT joex.wait_for('a program', $1)", [job_id])
+        assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.subscription") == left
+        await program.subscribe()
+
+
 _EXPIRE = "UPDATE joex_private.subscriber SET until = until - interval '2 hours'"
 
 
@@ -390,7 +426,7 @@ async def test_what_a_transaction_keeps_locked_does_not_keep_the_maintenance_fro
                    (SELECT count(*) FROM joex_private.watch)
         """)
         assert list(counts) == left
-        looks = "SELECT pg_stat_get_xact_numscans('joex_private.subscription_of_subscriber'::regclass)"
+        looks = "SELECT pg_stat_get_xact_numscans('joex_private.subscription_pkey'::regclass)"
         assert await bench.connection.fetchval(looks) <= 3 * 2001, "it looks at each a few times"
 
 
@@ -403,7 +439,7 @@ async def test_a_change_of_a_job_reads_one_of_its_many_subscriptions(bench, prog
         jobs[0],
     )
     async with bench.connection.transaction():
-        read = "SELECT pg_stat_get_xact_tuples_returned('joex_private.subscription_pkey'::regclass)"
+        read = "SELECT pg_stat_get_xact_tuples_returned('joex_private.subscription_of_job'::regclass)"
         before = await bench.connection.fetchval(read)
         await bench.connection.execute("SELECT joex_private.announce('job-changed', $1)", [*jobs, jobs[0]])
         assert await bench.connection.fetchval(read) - before <= 3

@@ -11,7 +11,7 @@ from joex.core.periodic import SYSTEM_OWNER
 from joex.errors import ConfigError
 from joex.runtime import maintenance
 from joex.runtime.maintenance import RETENTION, clean, system_periodic_tasks
-from joex.store import executors, job_logs, jobs, periodic, runs
+from joex.store import executors, job_logs, jobs, periodic, runs, subscriptions
 from joex.store.runs import LogLine
 
 pytestmark = pytest.mark.postgres(16, 18)
@@ -194,6 +194,21 @@ async def test_lines_that_are_written_while_their_job_is_deleted_are_deleted_lat
     await clean(bench.connection)
     assert await job_logs.job_log(bench.connection, job_id) == []
     assert [line.message for line in await job_logs.job_log(bench.connection, kept)] == ["x", "succeeded"]
+
+
+async def test_the_maintenance_forgets_subscriptions_last(bench, monkeypatch):
+    """Tenants can make so many that it doesn't get to anything behind them."""
+    await set_ages(bench)
+    line = "INSERT INTO joex_private.job_log VALUES (DEFAULT, gen_random_uuid(), 1, now(), 'info', 'x')"
+    await bench.connection.execute(line)
+
+    async def forget(connection):
+        raise ConfigError("they are too many")
+
+    monkeypatch.setattr(subscriptions, "forget", forget)
+    with pytest.raises(ConfigError, match="too many"):
+        await clean(bench.connection)
+    assert await bench.connection.fetchval("SELECT count(*) FROM joex_private.job_log") == 0
 
 
 @pytest.mark.parametrize("how", ["its runs end", "its executor leaves"])

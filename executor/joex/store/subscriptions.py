@@ -20,9 +20,15 @@ JOBS = "joex_jobs"
 
 _SUBSCRIBE = statement("SELECT joex.subscribe($1::text, $2::interval, $3::boolean)")
 _UNSUBSCRIBE = statement("SELECT joex.unsubscribe($1::text)")
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _FORGET = (
-    statement("SELECT joex_private.forget_subscriptions($1::timestamptz)"),
-    statement("SELECT joex_private.forget_watches('', $1::timestamptz)"),
+    (
+        statement("SELECT * FROM joex_private.forget_subscriptions($1::timestamptz, $2::text, $3::uuid)"),
+        _LONG_AGO,
+        None,
+        None,
+    ),
+    (statement("SELECT joex_private.forget_watches('', $1::timestamptz)"), _LONG_AGO),
 )
 _EVENTS_CHANNEL = statement("SELECT joex.events_channel()")
 _WAIT_FOR = statement("SELECT joex.wait_for($1::text, $2::uuid[])")
@@ -97,13 +103,18 @@ async def unsubscribe(connection: Connection, name: str) -> None:
         await connection.execute(_UNSUBSCRIBE, name)
 
 
-async def forget(connection: Connection) -> None:
-    """Delete the subscriptions, and the watches of queues, that ended more than an hour ago."""
+async def forget(connection: Connection, most: int = 10_000) -> None:
+    """Delete subscriptions and watches of queues that ended more than an hour ago, in at most so many batches of each.
+
+    What is left then is for the next time: a role can make more of them than one connection deletes.
+    """
     with translated():
-        for sql in _FORGET:
-            since: datetime | None = datetime.min.replace(tzinfo=UTC)
-            while since is not None:
-                since = await connection.fetchval(sql, since)
+        for sql, *begin in _FORGET:
+            place: Any = begin
+            for _ in range(most):
+                [place] = await connection.fetch(sql, *place)
+                if place[0] is None:
+                    break
 
 
 async def wait_for(connection: Connection, name: str, ids: Collection[UUID]) -> None:

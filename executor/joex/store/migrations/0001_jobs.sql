@@ -483,9 +483,9 @@ CREATE INDEX subscriber_to_events_until ON joex_private.subscriber (until) WHERE
 CREATE TABLE joex_private.subscription (
     job_id      uuid NOT NULL,
     subscriber  text NOT NULL REFERENCES joex_private.subscriber (name) ON DELETE CASCADE,
-    PRIMARY KEY (job_id, subscriber)
+    PRIMARY KEY (subscriber, job_id)
 );
-CREATE INDEX subscription_of_subscriber ON joex_private.subscription (subscriber);
+CREATE INDEX subscription_of_job ON joex_private.subscription (job_id);
 
 -- App-ids under which no executor takes a job or registers, until an operator forgets them. So an operator can remove an executor safely
 -- (see joex_private.retire).

@@ -35,40 +35,49 @@ BEGIN
     RETURN coalesce(v_until - lasts / 10 > clock_timestamp(), false);   -- (the renewal commits a little later)
 END $$;
 
--- Delete subscriptions that ended an hour ago, with their waits, of the next hundred after this end; returns where the next batch begins,
--- null: nowhere. (Else each one would walk over the entries of all those before, which an old snapshot keeps. Of more than a hundred that end
--- in one microsecond the others are for the next time.) For the maintenance of executors, which
+-- Delete subscriptions that ended an hour ago, of the next hundred after p_since, with a thousand waits at most; returns where the next batch
+-- begins: after that end and, where more waits are left, at that wait; null: nowhere. (Else each one would walk over the entries of all those
+-- before, which an old snapshot keeps. Of more than a hundred that end in one microsecond the others are for the next time.) For the
+-- maintenance of executors, which
 -- commits at once: a client that comes back by its name waits for the end of a transaction that has deleted it, so joex.subscribe, by which
 -- a tenant could keep one open, deletes none. (Where no executor lives they stay, as finished jobs do: nothing reads them.)
-CREATE OR REPLACE FUNCTION joex_private.forget_subscriptions(p_since timestamptz) RETURNS timestamptz
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+CREATE OR REPLACE FUNCTION joex_private.forget_subscriptions(
+    INOUT p_since timestamptz, INOUT p_name text DEFAULT NULL, INOUT p_job uuid DEFAULT NULL
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ended CONSTANT timestamptz := clock_timestamp() - interval '1 hour';
     v_tids tid[];
+    v_from timestamptz;
     v_upto timestamptz;
     v_names text[];
-    v_waits bigint;
+    v_waits tid[];
 BEGIN
-    SELECT array_agg(o.ctid), max(o.until) INTO v_tids, v_upto FROM (
+    SELECT array_agg(o.ctid), min(o.until), max(o.until) INTO v_tids, v_from, v_upto FROM (
         SELECT s.ctid, s.until FROM joex_private.subscriber s WHERE s.until > p_since AND s.until < v_ended ORDER BY s.until LIMIT 100) o;
     -- (SKIP LOCKED: a transaction that stays open after it has renewed or ended such a subscription would keep this from its
     -- end. Of the hundred alone: where a transaction keeps the rows of very many locked, each call would walk over all of them.)
     v_names := ARRAY(
-        SELECT s.name FROM joex_private.subscriber s WHERE s.ctid = ANY (v_tids) AND s.until < v_ended FOR UPDATE SKIP LOCKED);
+        SELECT s.name FROM joex_private.subscriber s WHERE s.ctid = ANY (v_tids) AND s.until < v_ended
+        ORDER BY s.name FOR UPDATE SKIP LOCKED);
     -- First the waits: to delete a subscriber deletes its waits too, however many there are, and does wait.
+    -- (By a comparison of rows, which only the index of both columns serves.)
+    SELECT array_agg(w.ctid), (array_agg(w.subscriber))[1000], (array_agg(w.job_id))[1000] INTO v_waits, p_name, p_job FROM (
+        SELECT x.* FROM unnest(v_names) s(name) CROSS JOIN LATERAL (
+            SELECT o.ctid, o.subscriber, o.job_id FROM joex_private.subscription o
+            WHERE o.subscriber <= s.name AND (o.subscriber, o.job_id)
+                  >= (s.name, CASE WHEN s.name = p_name THEN p_job ELSE '00000000-0000-0000-0000-000000000000' END)
+            ORDER BY o.subscriber, o.job_id LIMIT 1000) x
+        WHERE (s.name < p_name) IS NOT TRUE LIMIT 1000) w;
     DELETE FROM joex_private.subscription d WHERE d.ctid = ANY (ARRAY(
-        SELECT w.ctid FROM unnest(v_names) s(name)
-        CROSS JOIN LATERAL (SELECT x.ctid FROM joex_private.subscription x WHERE x.subscriber = s.name
-                            LIMIT 1000 FOR UPDATE SKIP LOCKED) w
-        LIMIT 1000));
-    GET DIAGNOSTICS v_waits = ROW_COUNT;
-    IF v_waits = 1000 THEN
-        RETURN p_since;
+        SELECT x.ctid FROM joex_private.subscription x WHERE x.ctid = ANY (v_waits) FOR UPDATE SKIP LOCKED));
+    IF p_name IS NOT NULL THEN
+        p_since := v_from - interval '1 microsecond';   -- (the same hundred, and none of those deleted before)
+        RETURN;
     END IF;
     -- (OFFSET 0: one probe for each.)
     DELETE FROM joex_private.subscriber d WHERE d.name = ANY (v_names)
         AND NOT EXISTS (SELECT FROM joex_private.subscription x WHERE x.subscriber = d.name OFFSET 0);
-    RETURN CASE cardinality(v_tids) WHEN 100 THEN v_upto END;
+    p_since := CASE cardinality(v_tids) WHEN 100 THEN v_upto END;
 END $$;
 
 -- The channel of the events, for LISTEN. Its name differs from database to database and is secret, because every role that can connect may
@@ -84,12 +93,16 @@ CREATE OR REPLACE FUNCTION joex.unsubscribe(name text) RETURNS void LANGUAGE sql
     DELETE FROM joex_private.subscriber s WHERE s.name = joex_private.exact(unsubscribe.name)
     RETURNING joex_private.must_be_shallow(s.xmax) $$;
 
--- Add jobs to a subscription.
+-- Add jobs to a subscription, unless that ended more than an hour ago.
 CREATE OR REPLACE FUNCTION joex.wait_for(name text, ids uuid[]) RETURNS void LANGUAGE sql VOLATILE AS $$
     SELECT joex_private.check_name('name', wait_for.name);
     WITH made AS (
         INSERT INTO joex_private.subscription AS s (job_id, subscriber) SELECT DISTINCT i.id, wait_for.name FROM unnest(ids) i(id)
-        WHERE joex_private.visible('{view, submit}', i.id) IS NOT NULL ON CONFLICT DO NOTHING RETURNING s.xmin AS by
+        WHERE joex_private.visible('{view, submit}', i.id) IS NOT NULL
+              -- (The maintenance deletes that. By the end alone, the snapshot of a transaction that began before a renewal would decide.)
+              AND NOT EXISTS (SELECT FROM joex_private.subscriber o WHERE o.name = joex_private.exact(wait_for.name)
+                                     AND o.until < clock_timestamp() - interval '1 hour')
+        ON CONFLICT DO NOTHING RETURNING s.xmin AS by
     ) SELECT joex_private.must_be_shallow(made.by) FROM made LIMIT 1 $$;
 
 -- The versions of jobs (a row's xmin is the transaction that wrote this version of it; a mere lock does not change it), and the oldest
