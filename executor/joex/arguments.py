@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from joex.bounded_validation import BoundedValidator
+from joex.bounded_validation import BoundedValidator, place_and_problem
 from joex.core.json_values import has_infinity
 from joex.errors import ConfigError, InvalidJob
 
@@ -109,5 +109,5 @@ def _problems(error: ValidationError) -> str:
 
 
 def _problem(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    return f"{where}: {problem['msg']}" if where else str(problem["msg"])
+    where, what = place_and_problem(problem)
+    return f"{where}: {what}" if where else what

@@ -16,6 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
+from joex.core.text import cut
+
 _MOST_BYTES = 100_000_000
 """Bytes that the problems of one value may take. If they might take more, the check ends at the first ones."""
 _SHORT = 2_000
@@ -26,6 +28,7 @@ _OF_A_PROBLEM = 450
 """Bytes that pydantic needs for a problem, beside the way to it and the value."""
 _OF_A_PART = 24
 """Bytes that pydantic needs for each part of the way to a problem, beside the name, and at least for each value."""
+_LONGEST_LINE = 1_000
 _MOST_LOOKED_AT = 1_000
 """Problems of one check that are turned into values of Python, to show the first of them."""
 _STEPS = [(one in b"[{") - (one in b"]}") for one in range(256)]
@@ -56,7 +59,8 @@ class BoundedValidator:
     """Checks JSON text as a `TypeAdapter` does, but for the number of problems that it names.
 
     Valid values are the same. The check of a long text ends at the first wrong member of each array and object; if it
-    finds one, and the problems of the text can't need too much memory, another check lists all of them.
+    finds one, and the problems of the text can't need too much memory, another check lists all of them. A type with a
+    wrap validator of its own is checked as it is: such a function may make a value of what is wrong.
     """
 
     def __init__(self, adapter: TypeAdapter[Any]) -> None:
@@ -92,6 +96,8 @@ class BoundedValidator:
 
     @cached_property
     def _at_the_first(self) -> Any:
+        if _looks_at_problems(self._adapter.core_schema):  # and must see all of them
+            return self._adapter
         schema = ending_at_the_first(self._adapter.core_schema)
         try:
             try:
@@ -122,8 +128,17 @@ def first_problem(error: ValidationError) -> tuple[str, str]:
     """Where the first problem is, and what it is; if there are very many, how many they are, and "" for the place."""
     if (number := error.error_count()) > _MOST_LOOKED_AT:
         return "", f"{number} parts of it are wrong"
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return ".".join(map(str, first["loc"])), first["msg"]
+    return place_and_problem(error.errors(include_url=False, include_context=False, include_input=False)[0])
+
+
+def place_and_problem(problem: Any) -> tuple[str, str]:
+    """Where a problem is, and what it is, each in a short line: names and tags in a value may have megabytes."""
+    where = ".".join(map(str, problem["loc"]))
+    return _line(where), _line(problem["msg"])
+
+
+def _line(text: str) -> str:
+    return cut(text, _LONGEST_LINE).replace("\n", "\\n")
 
 
 def most_problems(schema: _Schema) -> float:
@@ -166,6 +181,8 @@ def _copied(schema: Any, extras: str, *, is_root: bool = False) -> Any:
         # (Names that come from a TypedDict are as few as its fields.)
         if copy.get(key) and copy.get("var_kwargs_mode") != "unpacked-typed-dict":
             copy[key] = _guarded(copy[key])
+    if kind == "union":  # (Each missing field has a copy of the object. These go before the next choice is tried.)
+        copy["choices"] = _mapped(copy["choices"], lambda one: _guarded(one) if _parts(one) else one)
     if kind in _KNOW_FAIL_FAST:
         copy["fail_fast"] = True
     elif kind in _MAPS | _ARRAYS:
@@ -212,6 +229,16 @@ def _guarded(schema: _Schema) -> Any:
         custom_error_message="a part of it is wrong",
         ref=schema.get("ref"),
     )
+
+
+def _looks_at_problems(schema: _Schema) -> bool:
+    """Whether a function of the application gets the problems of a check."""
+    if schema["type"] == "function-wrap":
+        function = schema["function"]["function"]
+        module = getattr(function, "func", function).__module__  # (some of pydantic's are partials)
+        if module.split(".")[0] != "pydantic":
+            return True
+    return any(map(_looks_at_problems, _parts(schema)))
 
 
 def _definitions(schema: _Schema) -> Iterator[_Schema]:

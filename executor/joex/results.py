@@ -12,14 +12,10 @@ from pydantic_core import to_json
 
 from joex.bounded_validation import BoundedValidator, first_problem
 from joex.core.job import State
-from joex.core.text import cut
 from joex.errors import ConfigError, JoexError
 
 if TYPE_CHECKING:
     from joex.store.jobs import Job
-
-_LONGEST_WAY = 1_000
-"""Characters of the names on the way to a wrong part: a worker may have made a result with names of megabytes."""
 
 
 class NoResult(JoexError):
@@ -59,7 +55,7 @@ class Results:
             return self._validator.validate_json(to_json(job.result))
         except ValidationError as error:
             where, what = first_problem(error)
-            where = cut(f"result.{where}" if where else "result", _LONGEST_WAY).replace("\n", "\\n")
+            where = f"result.{where}" if where else "result"
             raise NoResult(f"job {job_id} of task {job.task!r}: {where}: {what}", job) from None
 
     @cached_property

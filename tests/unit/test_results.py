@@ -1,12 +1,11 @@
 """Results that do not fit the annotation of their task: one line says so, and the check needs little memory."""
 
-import json
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from joex import NoResult, bounded_validation
 from joex.results import Results
@@ -54,7 +53,22 @@ def test_of_a_result_with_more_than_a_thousand_wrong_parts_the_number_is_named()
     assert str(refused(list[int], [""] * 1_001)).endswith(": result: 1001 parts of it are wrong")
 
 
-def test_a_wrong_result_is_one_short_line_whatever_its_names():
-    said = str(refused(dict[str, int], json.loads(json.dumps({"k\n" * 100_000: ""}))))
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        (dict[str, int], {"k\n" * 100_000: ""}),
+        (Annotated[Cat | Dog, Field(discriminator="kind")], {"kind": "k\n" * 100_000}),
+    ],
+)
+def test_a_wrong_result_is_one_short_line_whatever_its_names_and_tags(kind, result):
+    said = str(refused(kind, result))
     assert len(said) < 2_000
     assert said.count("\n") == 0

@@ -213,7 +213,7 @@ def test_of_wrong_parts_below_long_names_the_first_is_named_and_pydantic_copies_
     def function(ctx, rows): ...
 
     function.__annotations__["rows"] = kind
-    first = r"rows\..*\.0: Input should be a valid integer" if ENDS_DICTS else "rows: a part of it is wrong"
+    first = r"rows\..*: Input should be a valid integer" if ENDS_DICTS else "rows: a part of it is wrong"
     with pytest.raises(InvalidJob, match=rf"arguments of task 'a': {first}$"):
         app.task("a")(function).parse_arguments(json.dumps({"rows": rows}, ensure_ascii=False))
 
@@ -235,9 +235,9 @@ def test_of_very_many_empty_objects_for_a_union_of_models_the_first_is_checked_a
     @app.task("a")
     def task(ctx, rows: list[Row | Changed]): ...
 
-    with pytest.raises(InvalidJob, match=r"rows\.0\.Row\.sku: Field required; ") as refused:
+    wrong = r": rows\.0\.union\[Row\]: a part of it is wrong; rows\.0\.union\[Changed\]: a part of it is wrong$"
+    with pytest.raises(InvalidJob, match=wrong):
         task.parse_arguments(json.dumps({"rows": [{}] * 1_000}))
-    assert str(refused.value).count("Field required") == 9
 
 
 @pytest.mark.parametrize(
