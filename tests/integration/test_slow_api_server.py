@@ -63,14 +63,14 @@ class ApiServer:
 
 
 @asynccontextmanager
-async def operator_before(api_server: ApiServer) -> AsyncIterator[Operator]:
+async def operator_before(api_server: ApiServer, *more: str) -> AsyncIterator[Operator]:
     app = web.Application()
     app.router.add_get("/apis/joex.dev/v1alpha1", api_server.crds)
     app.router.add_get("/api/v1/namespaces/shop", api_server.namespace)
     app.router.add_get(f"{LEASES}/{{name}}", api_server.lease)
     app.router.add_put(f"{LEASES}/{{name}}", api_server.renew)
     app.router.add_route("*", "/{path:.*}", api_server.wait)
-    settings = OperatorSettings(namespace="shop", namespaces=["shop"], http_address="", identity="one")
+    settings = OperatorSettings(namespace="shop", namespaces=["shop", *more], http_address="", identity="one")
     async with TestServer(app) as server:
         configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
         configuration.connection_pool_maxsize = operator_module._CONNECTIONS
@@ -181,7 +181,7 @@ async def test_an_operator_whose_renewals_take_too_long_is_not_ready_and_says_so
         await eventually(lambda: "the Lease could not be renewed" in (operator.readiness() or ""))
 
 
-async def test_an_operator_begins_with_what_it_has_listed_when_a_list_gets_no_answer(
+async def test_an_operator_begins_with_what_it_has_claimed_and_listed_when_a_lease_and_a_list_get_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began = asyncio.Event()
@@ -193,10 +193,13 @@ async def test_an_operator_begins_with_what_it_has_listed_when_a_list_gets_no_an
     monkeypatch.setattr(KopfWatches, "resync", for_ever)
     monkeypatch.setattr(KopfWatches, "run", for_ever)
     monkeypatch.setattr(Controller, "run", reconcile)
-    monkeypatch.setattr(operator_module, "_LISTED_WITHIN", 0.01, raising=False)
-    async with operator_before(ApiServer()) as operator, asyncio.timeout(PATIENCE):
+    monkeypatch.setattr(operator_module, "_BEGUN_AFTER", 0.01)
+    for module, seconds in (kubernetes_api, "_WITHIN"), (namespace_claims, "_ANSWER_WITHIN"):
+        monkeypatch.setattr(module, seconds, 10 * PATIENCE)
+    async with operator_before(ApiServer(), "slow") as operator, asyncio.timeout(PATIENCE):
         await began.wait()
         assert operator.readiness() == "leads, and has not listed the cluster yet"
+        await eventually(lambda: operator._claims and operator._claims.holds("shop"))
 
 
 async def test_a_list_that_fails_is_made_again_soon_and_asks_for_a_restart_when_it_has_failed_for_too_long(

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from joex_operator.metrics import OperatorMetrics
 
 _log = logging.getLogger("joex.operator")
 
-_LISTED_WITHIN = 10.0
-"""Seconds after which the operator begins with the namespaces that it has listed: others may be slow."""
+_BEGUN_AFTER = 10.0
+"""Seconds after which the operator goes on with the namespaces that it has claimed, or listed: others may be slow."""
 _FIRST_RESYNC_AFTER = 10.0
 """Seconds until the first resync: the watches never report deletions from before they began."""
 _RESYNC_AGAIN_IN = 10.0
@@ -152,12 +152,15 @@ class Operator:
         )
         try:
             await watches.wait_for_crds()
-            await claims.claim({*settings.namespaces, *([settings.own_namespace] if settings.pools_config_map else [])})
+            with suppress(TimeoutError):  # (`claims.run` goes on with the others)
+                async with asyncio.timeout(_BEGUN_AFTER):
+                    own = [settings.own_namespace] if settings.pools_config_map else []
+                    await claims.claim({*settings.namespaces, *own})
             # First, so that an upgrade of the chart replaces executors once, for the new image and the new spec.
             are_applied = await self._apply_bootstrap_pools()
             async with asyncio.TaskGroup() as group:
                 first = group.create_task(self._resync(watches))
-                await asyncio.wait({first}, timeout=_LISTED_WITHIN)
+                await asyncio.wait({first}, timeout=_BEGUN_AFTER)
                 group.create_task(controller.run())
                 group.create_task(watches.run())
                 group.create_task(claims.run(watches.request_resync))
