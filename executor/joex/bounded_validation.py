@@ -53,6 +53,8 @@ _KNOW_FAIL_FAST = {
     if "fail_fast" in getattr(_TYPES_OF_SCHEMAS.get(kind.replace("-", "") + "schema"), "__annotations__", ())
 }
 """The containers of which this pydantic can end the check at the first wrong member."""
+ENDS_EARLY = "dict" in _KNOW_FAIL_FAST
+"""Whether checks end early at all. Unions of an older pydantic are strict in strict models, and refuse valid values."""
 
 
 class BoundedValidator:
@@ -96,15 +98,12 @@ class BoundedValidator:
 
     @cached_property
     def _at_the_first(self) -> Any:
-        if _looks_at_problems(self._adapter.core_schema):  # and must see all of them
+        if not ENDS_EARLY or _looks_at_problems(self._adapter.core_schema):  # and must see all of them
             return self._adapter
         schema = ending_at_the_first(self._adapter.core_schema)
         try:
-            try:
-                # By default pydantic takes the validators that the classes of models have, which name all problems.
-                return SchemaValidator(schema, None, _use_prebuilt=False)
-            except TypeError:  # an older pydantic, which does not
-                return SchemaValidator(schema)
+            # By default pydantic takes the validators that the classes of models have, which name all problems.
+            return SchemaValidator(schema, None, _use_prebuilt=False)
         except SchemaError:  # only pydantic itself can build this one, and to take valid values counts more than memory
             return self._adapter
 

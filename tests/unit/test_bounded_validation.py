@@ -20,7 +20,8 @@ from pydantic import (
 )
 
 from joex import bounded_validation
-from joex.bounded_validation import _KNOW_FAIL_FAST, BoundedValidator
+from joex.bounded_validation import BoundedValidator
+from tests.support.markers import ends_early
 
 _NAMES = [f"field {nr}" for nr in range(12)]
 _FIELDS: Any = dict.fromkeys(_NAMES, (str, ...))
@@ -87,17 +88,13 @@ def limit(monkeypatch):
     monkeypatch.setattr(bounded_validation, "_SHORT", 0)
 
 
+@ends_early
 @pytest.mark.parametrize(
     ("kind", "value", "most"),
     [
         (list[Item], [{}] * 1_000, 12),
         (dict[str, list[Item | Changed]], {"k" * 600: [{}] * 1_000}, 2),
-        pytest.param(
-            *(dict[str, Item], {f"k{nr}": {} for nr in range(1_000)}, 12),
-            marks=pytest.mark.skipif(
-                "dict" not in _KNOW_FAIL_FAST, reason="this pydantic can't end the check of dicts"
-            ),
-        ),
+        (dict[str, Item], {f"k{nr}": {} for nr in range(1_000)}, 12),
         (dict[str, list[int]], {"k" * 3_000: [""] * 1_000}, 1),
         (list[Box], [{"items": [{}] * 20}] * 50, 12),
         (tuple[Item, ...], [{}] * 1_000, 12),

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from joex import NoResult, bounded_validation
 from joex.results import Results
+from tests.support.markers import ends_early
 
 
 class Row(BaseModel):
@@ -26,13 +27,14 @@ def refused(kind: Any, result: Any) -> NoResult:
     return raised.value
 
 
+@ends_early
 @pytest.mark.parametrize(
     ("kind", "result", "where", "number"),
     [
         (
             dict[str, list[int]],
             {"k" * 300: [""] * 1_000},
-            r"result\.k+(\.0: Input should be a valid integer|: a part of it is wrong)",
+            r"result\.k+\.0: Input should be a valid integer",
             1,
         ),
         (list[Row], [{}] * 1_000, "result.0.name: Field required", 2),
