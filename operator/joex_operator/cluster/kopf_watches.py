@@ -43,7 +43,7 @@ _OBJECTS = {"joexpools": POOL, "periodictasks": PERIODIC}
 _LISTED = ("deployments", "pods", *_OBJECTS)
 """A pool comes after its Deployments and pods: a reconcile without them would take its replicas for missing."""
 _AT_ONCE = 10
-"""Namespaces that are listed, of each a page: ten large objects."""
+"""Namespaces that are listed at once, of each a page."""
 _CHECK_CRDS_EVERY = 2.0
 _LEFT_OUT_AGAIN_IN = 10.0
 _PROBES_APART = 1.0

@@ -68,7 +68,7 @@ def are_at(path: str) -> bool:
     return _LISTS.search(path) is not None
 
 
-def read_list(text: bytes) -> Any:
+def read_list(text: bytes | bytearray) -> Any:
     """The parts of a list that matter; all of it, if it is none.
 
     Raises:
@@ -85,4 +85,4 @@ def of_event(line: bytes) -> bytes:
     try:
         return json.dumps(_EVENT.validate_json(line)).encode()
     except ValueError:
-        return shallow_json.shallow(line)
+        return bytes(shallow_json.shallow(line))

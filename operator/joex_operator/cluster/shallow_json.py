@@ -20,7 +20,7 @@ _NOTHING = SchemaValidator(core_schema.typed_dict_schema({}))
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
 
 
-def read(text: bytes) -> Any:
+def read(text: bytes | bytearray) -> Any:
     """The value of a text, without its deepest levels.
 
     Raises:
@@ -32,7 +32,7 @@ def read(text: bytes) -> Any:
         return json.loads(shallow(text))
 
 
-def shallow(text: bytes) -> bytes:
+def shallow(text: bytes | bytearray) -> bytes | bytearray:
     """The text with null in place of its deepest levels.
 
     >>> shallow(b"[1]"), shallow(b"[" * 1000 + b"]" * 1000) == b"[" * 300 + b"null" + b"]" * 300

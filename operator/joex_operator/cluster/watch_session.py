@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +26,7 @@ from pydantic_core import CoreSchema, SchemaValidator, core_schema
 from yarl import URL
 
 from joex_operator.cluster import object_parts, shallow_json
+from joex_operator.cluster.body_turns import PART, SMALL, BodyTurns
 from joex_operator.cluster.kubernetes_api import describe
 
 _log = logging.getLogger("joex.operator")
@@ -60,33 +61,53 @@ _EVENT = SchemaValidator(_of(type=core_schema.literal_schema(_TYPES), object=_of
 class _Lines:
     """The body of an answer, whose lines kopf parses: each is an event of a watch."""
 
-    def __init__(self, body: Any, path: str, read: Callable[[bytes], bytes]) -> None:
+    def __init__(self, body: Any, path: str, read: Callable[[bytes], bytes | bytearray], turns: BodyTurns) -> None:
         self._body = body
         self._path = path
         self._read = read
+        self._turns = turns
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._body, name)
 
-    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """As the body's, in whole lines."""
-        rest = b""
-        async for data in self._body.iter_chunked(size):
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                yield await self._event(line) + b"\n"
-        yield await self._event(rest)
+    async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
+        """As the body's, in whole lines. Of more bytes than it asks for at once, aiohttp holds as many again."""
+        rest = bytearray()
+        async with AsyncExitStack() as turn:
+            is_large = False
+            async for part in self._body.iter_chunked(PART):
+                *lines, last = part.split(b"\n")
+                for line in lines:
+                    rest += line
+                    event, wrong = self._event(bytes(rest))
+                    rest.clear()
+                    if is_large:
+                        await turn.aclose()
+                        is_large = False
+                    yield await self._checked(event, wrong) + b"\n"
+                rest += last
+                if len(rest) > SMALL and not is_large:
+                    await turn.enter_async_context(self._turns.turn(self._path))
+                    is_large = True
+            event, wrong = self._event(bytes(rest))
+            rest.clear()
+        yield await self._checked(event, wrong)
 
-    async def _event(self, line: bytes) -> bytes:
-        """A line, or `_OUTDATED` in place of one that is no event: an error, or nonsense of a proxy."""
-        event = self._read(line)
+    def _event(self, line: bytes) -> tuple[bytes, str]:
+        """A line, or `_OUTDATED` in place of one that is no event, and what is to be logged of it.
+
+        Such a line is an error, or nonsense of a proxy.
+        """
+        event = bytes(self._read(line))
         if not line.strip() or _is_event(event):
-            return event
-        if not _is_outdated(line):
-            said = line[:_LONGEST].decode(errors="replace")
-            _log.warning("the watch on %s has ended, and begins again: %s", self._path, said)
+            return event, ""
+        return _OUTDATED, "" if _is_outdated(line) else line[:_LONGEST].decode(errors="replace")
+
+    async def _checked(self, event: bytes, wrong: str) -> bytes:
+        if wrong:
+            _log.warning("the watch on %s has ended, and begins again: %s", self._path, wrong)
             await asyncio.sleep(_LIST_ANEW_IN)
-        return _OUTDATED
+        return event
 
 
 def _is_outdated(line: bytes) -> bool:
@@ -111,6 +132,8 @@ def _is_event(line: bytes) -> bool:
 class _Answer(aiohttp.ClientResponse):
     """An answer of the API server, in which no object is nested too deeply for kopf, or has what nobody reads."""
 
+    turns: BodyTurns
+
     @property
     def headers(self) -> Any:
         """As aiohttp's, without Retry-After: a proxy's may be a date, on which kopf ends, or hours."""
@@ -121,8 +144,9 @@ class _Answer(aiohttp.ClientResponse):
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         """As aiohttp's."""
         await super().start(connection)
+        read: Callable[[bytes], bytes | bytearray]
         read = object_parts.of_event if self._has_parts else shallow_json.shallow
-        self.content: Any = _Lines(self.content, self.url.path, read)
+        self.content: Any = _Lines(self.content, self.url.path, read, self.turns)
         return self
 
     @property
@@ -131,7 +155,10 @@ class _Answer(aiohttp.ClientResponse):
 
     async def json(self, **_: Any) -> Any:
         """As aiohttp's."""
-        return (object_parts.read_list if self._has_parts else shallow_json.read)(await self.read())
+        if not self.ok:
+            return shallow_json.read(await self.read())  # kopf asks for the text of what is no JSON
+        async with self.turns.body(self) as text:
+            return (object_parts.read_list if self._has_parts else shallow_json.read)(text)
 
 
 class WatchSession:
@@ -157,6 +184,7 @@ class WatchSession:
         self._left_out_at: dict[str, float] = {}
         self._live: set[str] = set()
         self._failure = ""
+        self._answers = type("_Answer", (_Answer,), {"turns": BodyTurns()})
         self._session: aiohttp.ClientSession | None = None
         self._next_at = 0.0
 
@@ -195,7 +223,7 @@ class WatchSession:
             proxy=configuration.proxy,
             trust_env=True,  # as the operator's client does
             trace_configs=[tracing],
-            response_class=_Answer,
+            response_class=self._answers,
         )
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=self._session)
 

@@ -1,7 +1,6 @@
 """What a release does about its claim of a namespace when the API server refuses it."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -137,8 +136,8 @@ async def test_a_claim_lasts_while_its_namespace_is_being_deleted(server: Server
 async def test_the_cause_in_an_answer_tells_that_its_namespace_is_being_deleted(
     monkeypatch: pytest.MonkeyPatch, details: object, error: type[ApiError]
 ) -> None:
-    async def send(*_request: object) -> tuple[int, bytes, None]:
-        return 403, json.dumps({"kind": "Status", "message": "verboten", "details": details}).encode(), None
+    async def send(*_request: object) -> tuple[int, object, None]:
+        return 403, {"kind": "Status", "message": "verboten", "details": details}, None
 
     async with ApiClient(Configuration()) as client:  # nothing here asks an API server
         api = KubernetesApi(client, OperatorMetrics())
