@@ -8,13 +8,11 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from joex.bounded_validation import BoundedValidator, place_and_problem
+from joex.bounded_validation import MOST_LOOKED_AT, BoundedValidator, place_and_problem
 from joex.core.json_values import has_infinity
 from joex.errors import ConfigError, InvalidJob
 
 _MOST_NAMED = 20
-_MOST_LOOKED_AT = 1_000
-"""Wrong parts of which some are named: pydantic gives the problems of all, and a megabyte may have 200,000."""
 
 
 class Arguments:
@@ -101,7 +99,7 @@ def _by_name(function: Callable[..., Any], task: str) -> list[inspect.Parameter]
 
 def _problems(error: ValidationError) -> str:
     number = error.error_count()
-    if number > _MOST_LOOKED_AT:
+    if number > MOST_LOOKED_AT:
         return f"{number} parts of them are wrong"
     found = error.errors(include_url=False, include_context=False, include_input=False)
     more = [f"and {number - _MOST_NAMED} more"] if number > _MOST_NAMED else []

@@ -29,8 +29,8 @@ _OF_A_PROBLEM = 450
 _OF_A_PART = 24
 """Bytes that pydantic needs for each part of the way to a problem, beside the name, and at least for each value."""
 _LONGEST_LINE = 1_000
-_MOST_LOOKED_AT = 1_000
-"""Problems of one check that are turned into values of Python, to show the first of them."""
+MOST_LOOKED_AT = 1_000
+"""Problems of one check that are turned into values of Python, to name some: a megabyte may have 200,000."""
 _STEPS = [(one in b"[{") - (one in b"]}") for one in range(256)]
 """How many levels each byte leads down."""
 _NO_BRACKETS = bytes(one for one in range(256) if not _STEPS[one])
@@ -74,7 +74,7 @@ class BoundedValidator:
         Raises:
             ValidationError: the value is not of the type.
         """
-        if len(text) <= _SHORT:
+        if len(text) <= _SHORT or self._at_the_first is self._adapter:
             return self._adapter.validate_json(text)
         try:
             return self._at_the_first.validate_json(text)
@@ -125,7 +125,7 @@ class _Size:
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
     """Where the first problem is, and what it is; if there are very many, how many they are, and "" for the place."""
-    if (number := error.error_count()) > _MOST_LOOKED_AT:
+    if (number := error.error_count()) > MOST_LOOKED_AT:
         return "", f"{number} parts of it are wrong"
     return place_and_problem(error.errors(include_url=False, include_context=False, include_input=False)[0])
 

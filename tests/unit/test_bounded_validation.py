@@ -154,6 +154,18 @@ def test_what_an_application_raises_in_a_check_is_not_taken_for_a_wrong_value():
         BoundedValidator(TypeAdapter(list[Node])).validate_json(json.dumps([{"name": "a"}] * 1_000))
 
 
+def test_a_type_that_is_checked_as_it_is_is_checked_once():
+    seen = []
+
+    def look(value: Any, check: Any) -> Any:
+        seen.append(value)
+        return check(value)
+
+    with pytest.raises(ValidationError):
+        BoundedValidator(TypeAdapter(list[Annotated[int, WrapValidator(look)]])).validate_json('["a", "b"]')
+    assert seen == ["a", "b"]
+
+
 def test_problems_within_the_limit_are_all_named():
     with pytest.raises(ValidationError) as all_of_them:
         BoundedValidator(TypeAdapter(list[Item])).validate_json("[{}, {}]")
